@@ -40,6 +40,7 @@ fn record() -> Record {
         backend: Some("gpu0".into()),
         arm: None,
         assigned: None,
+        copy: None,
         stream: true,
         estimate: None,
         status: Some(StatusCode::OK),

@@ -443,6 +443,7 @@ impl Job {
             upstream_id: id,
             routing: self.flow.routing_table(),
             key: None,
+            copy_for: None,
         });
         let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
         self.flow.run(incoming, &mut client).await;

@@ -6,6 +6,7 @@
 //! at the engines that serve adapters of their arms.
 
 use std::collections::HashSet;
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,6 +85,17 @@ impl App {
             }
             if due {
                 saved = Instant::now();
+            }
+        }
+    }
+
+    /// Serves copies for shadow arms, which requests have from this call on, until `end` is true.
+    pub(super) fn keep_serving_copies(&self, mut end: watch::Receiver<bool>) -> impl Future<Output = ()> + use<> {
+        let serving = Arc::clone(&self.flow).serve_copies();
+        async move {
+            tokio::select! {
+                () = serving => {}
+                _ = end.wait_for(|ending| *ending) => {}
             }
         }
     }

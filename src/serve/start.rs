@@ -98,6 +98,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
         tokio::spawn(Arc::clone(&app).keep_experiments(state, ending.clone())),
         tokio::spawn(Arc::clone(&app).keep_looking_at_adapters(ending.clone())),
+        tokio::spawn(app.keep_serving_copies(ending.clone())),
         tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),
     ];
     Ok(Running { app, client, admin, stop, end, serving, tasks })

@@ -44,6 +44,7 @@ mod limits;
 mod reload;
 mod reload_keys;
 mod requests;
+mod shadow;
 mod simulator;
 mod stop;
 mod secrets;

@@ -72,11 +72,19 @@ pub(super) fn show(report: &ExperimentReport) -> String {
     );
     verdicts(report).iter().for_each(|line| text += &format!("{line}\n"));
     text += &format!("\n{}\n", rows_as_table(&arm_rows(report)));
+    report.arms.iter().filter_map(copies).for_each(|line| text += &format!("{line}\n"));
     for comparison in &report.comparisons {
         text += &format!("\n{}\n", rows_as_table(&comparison_rows(report, comparison)));
         causes(comparison).for_each(|line| text += &format!("{line}\n"));
     }
     text.trim_end().to_owned()
+}
+
+/// What became of the copies of a shadow arm.
+fn copies(arm: &ArmReport) -> Option<String> {
+    let copies = arm.copies.as_ref()?;
+    let ended = copies.ended.iter().map(|(outcome, count)| format!("{} {count}", outcome.label().replace('_', " ")));
+    Some(format!("copies for {}: in flight {}, {}", arm.name, copies.in_flight, ended.collect::<Vec<_>>().join(", ")))
 }
 
 /// The arms, the head first.
@@ -85,7 +93,9 @@ pub(super) fn arm_rows(report: &ExperimentReport) -> Vec<Vec<String>> {
     let row = |arm: &ArmReport| {
         vec![
             arm.name.clone(),
-            percent(arm.share),
+            arm.copies
+                .as_ref()
+                .map_or_else(|| percent(arm.share), |copies| format!("copies of {}", percent(copies.share))),
             arm.model.clone().unwrap_or_else(|| "as sent".to_owned()),
             arm.requests.to_string(),
             arm.failed.to_string(),

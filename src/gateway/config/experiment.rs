@@ -2,7 +2,8 @@
 //!
 //! The first arm is the control: what the others are compared with. An arm may differ in the model name that is sent upstream
 //! (a LoRA adapter against its base), in the pool, or in the backends (the same model with other settings of vLLM). An arm
-//! without any of them serves requests as if there were no experiment.
+//! without any of them serves requests as if there were no experiment. A shadow arm serves copies of requests, whose responses no
+//! client sees.
 //!
 //! A request takes part in at most one experiment. Experiments that could want the same request must be in one layer, with
 //! parts of its traffic that do not overlap (`experiment_rules.rs` checks that). How units are assigned is in
@@ -103,14 +104,31 @@ table! {
     pub struct Arm {
         /// With the name of the experiment, a label of metrics and a response header. Unique in the experiment.
         pub name: String = required("name the arm").check(check_name).example("base");
-        /// Percent of the units that take part. The arms of an experiment add up to 100.
-        pub weight: f64 = required("write its percentage of the units").within("0.01", "100").example("50");
+        /// Percent of the units that take part. The arms of an experiment add up to 100. 0 for a shadow arm, and for no other.
+        pub weight: f64 = default("0.0").within("0", "100");
+        /// Makes it a shadow arm: it serves no units, but copies of requests, whose responses are measured and dropped. Requests
+        /// come first: a copy is sent only where a backend has room for it at once, and is cut as soon as a request needs that
+        /// room. On an engine of their own, copies do not slow requests either.
+        pub shadow: Option<Shadow> = optional("an arm with units");
         /// The model name that is sent upstream, such as a LoRA adapter. Must be declared.
         pub model: Option<String> = optional("the one that the client sent").check(check_model_name).example("sql");
         /// The pool that serves it.
         pub pool: Option<String> = optional("by prompt length, as without the experiment").check(check_name).example("canary");
         /// Backends of that pool that serve it.
         pub backends: Vec<String> = default("[]").at_most(limits::MAX_BACKENDS);
+    }
+}
+
+table! {
+    /// The copies that a shadow arm gets.
+    #[derive(Copy)]
+    pub struct Shadow {
+        /// Share of the requests of the experiment of which it gets a copy.
+        pub share: f64 = required("write the share of the requests that are copied").within("0.0001", "1").example("0.1");
+        /// Copies in flight at once.
+        pub in_flight: u32 = default("4").within("1", "1024");
+        /// Copies that are begun in a second, evenly spaced.
+        pub per_second: f64 = default("10.0").within("0.001", "10000");
     }
 }
 

@@ -97,7 +97,20 @@ fn check_arms(experiment: &Experiment, config: &Config, path: &str, report: &mut
     for (number, arm) in experiment.arms.iter().enumerate() {
         let path = format!("{arms}[{number}]");
         names.claim(&arm.name, format!("{path}.name"), report);
+        check_shadow(arm, number, &path, report);
         check_target(arm, experiment, config, &path, report);
+    }
+}
+
+/// An arm has units or gets copies, and the control has units.
+fn check_shadow(arm: &Arm, number: usize, path: &str, report: &mut Report<'_>) {
+    match arm.shadow {
+        Some(_) if arm.weight > 0.0 => report.add_at(&format!("{path}.weight"), Situation::ShadowWeight),
+        Some(_) if number == 0 => report.add_at(&format!("{path}.shadow"), Situation::ShadowControl),
+        None if arm.weight == 0.0 && report.is_sound(&format!("{path}.weight")) => {
+            report.add_at(&format!("{path}.weight"), Situation::NoWeight);
+        }
+        _ => {}
     }
 }
 

@@ -57,7 +57,7 @@ mod tests;
 pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit};
 pub use backend::{ArgValue, Backend, Control, Launch, Target};
-pub use experiment::{Arm, Experiment, Guardrail, RampStep, Sticky, Traffic};
+pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};
 pub use fleet::{Fleet, OnExit, OnStart};
 pub use load::{Flags, Loaded};
 pub use machine::Machine;

@@ -105,6 +105,12 @@ pub enum Situation {
     FewArms,
     #[error("the weights of the arms add up to {sum}; they are percentages and must add up to 100")]
     WeightsSum { sum: String },
+    #[error("the arm has no units; write its percentage of the units, or make it a shadow arm (shadow)")]
+    NoWeight,
+    #[error("a shadow arm gets copies and no units; remove its weight, or its shadow")]
+    ShadowWeight,
+    #[error("the first arm is the control, with whose units the others are compared; make another arm the shadow arm")]
+    ShadowControl,
     #[error("no API key is called '{name}'; {suggestion} (keys are declared in [[auth.keys]])")]
     UnknownKeyName { name: String, suggestion: Suggestion },
     #[error("the pool has no backend '{name}'; {suggestion}")]

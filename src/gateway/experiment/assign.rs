@@ -11,10 +11,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::diagnosis::EngineAdapters;
 use super::ledger::Observation;
 use super::plan::{ArmPlan, ExperimentPlan};
+use super::shadow::CopyInFlight;
 use super::state::{ExperimentState, Phase, Progress};
 use super::unit::Unit;
 use crate::config::Config;
@@ -83,6 +85,19 @@ impl Assigned {
     /// The group of its unit.
     pub fn group(&self) -> usize {
         self.experiment.plan.hash.group(self.unit)
+    }
+
+    /// The shadow arms that get a copy of a request now. `id` is different for every request.
+    pub fn copies(&self, id: &str, now: Instant) -> impl Iterator<Item = (Self, CopyInFlight)> {
+        let Experiment { plan, state } = &self.experiment;
+        plan.arms.iter().enumerate().filter_map(move |(number, arm)| {
+            let shadow = arm.shadow.as_ref().filter(|_| self.measured && !state.is_stopped(number))?;
+            // Independent of the unit, and of the arm that serves the request.
+            let draw = plan.hash.draw(Unit::new(format!("copy {number} {id}").as_bytes()));
+            let in_flight =
+                (draw < shadow.share).then(|| CopyInFlight::begin(state.copies(number), shadow, now)).flatten()?;
+            Some((Self { arm: number, ..self.clone() }, in_flight))
+        })
     }
 
     /// Adds the finished request to the measurements of its arm.

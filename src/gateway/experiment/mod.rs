@@ -8,9 +8,8 @@
 //! ```
 //!
 //! [`plan`] is an experiment as configured, [`unit`] says how a unit finds its arm, [`ledger`] what is kept of finished
-//! requests, [`compare`] and [`verdict`] what follows from it, [`diagnosis`] why an adapter is slow, [`state`] what outlives a reload, [`report`] what an operator sees.
-//! Pure: no clock, no sockets,
-//! no metrics library.
+//! requests, [`compare`] and [`verdict`] what follows from it, [`diagnosis`] why an adapter is slow, [`shadow`] how many copies
+//! there may be, [`state`] what outlives a reload, [`report`] what an operator sees. Pure: no clock, no sockets, no metrics library.
 
 pub mod unit;
 pub mod plan;
@@ -18,6 +17,7 @@ pub mod ledger;
 pub mod compare;
 pub mod verdict;
 pub mod diagnosis;
+pub mod shadow;
 pub mod state;
 pub mod assign;
 pub mod report;
@@ -32,6 +32,7 @@ pub use diagnosis::{Cause, Diagnosis, EngineAdapters};
 pub use ledger::{ArmLedger, Ending, Observation, Quantity};
 pub use plan::{ArmPlan, ExperimentPlan};
 pub use report::ExperimentReport;
+pub use shadow::{CopyInFlight, CopyOutcome};
 pub use state::{Decision, ExperimentState, Moment, Phase, Progress};
 pub use unit::{Unit, UnitHash};
 pub use verdict::{Comparison, Conclusion, Finding};

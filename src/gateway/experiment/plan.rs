@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::unit::UnitHash;
-use crate::config::{self, Config, Guardrail, ModelScope, RampStep, Sticky, Traffic};
+use crate::config::{self, Config, Guardrail, ModelScope, RampStep, Shadow, Sticky, Traffic};
 use sluice_core::base::ModelId;
 
 /// One experiment.
@@ -62,6 +62,8 @@ pub struct ArmPlan {
     pub label: Arc<str>,
     /// Share of the units that take part.
     pub share: f64,
+    /// The copies that it gets, if it is a shadow arm, which has no units of its own.
+    pub shadow: Option<Shadow>,
     /// Draws below this, and not below that of the arm before, belong to it.
     until: f64,
     /// The model name to send upstream instead of the client's, with its declaration.
@@ -135,8 +137,10 @@ impl ExperimentPlan {
 
     /// The arm of a draw.
     pub fn arm_of(&self, draw: f64) -> usize {
+        let has_units = |arm: &ArmPlan| arm.shadow.is_none();
+        let found = self.arms.iter().position(|arm| has_units(arm) && draw < arm.until);
         // Rounding may leave the last range a little below 1.
-        self.arms.iter().position(|arm| draw < arm.until).unwrap_or(self.arms.len() - 1)
+        found.or_else(|| self.arms.iter().rposition(has_units)).unwrap_or_default()
     }
 }
 
@@ -147,8 +151,11 @@ fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64
         ModelScope::Only(models) => models.iter().map(|id| config.models[id.index()].name.as_str()).collect(),
     };
     let mut what = format!("{salt:?} {} {:?} {models:?}", experiment.sticky.word(), experiment.header);
-    for config::Arm { name, weight, model, pool, backends } in &experiment.arms {
+    for config::Arm { name, weight, shadow, model, pool, backends } in &experiment.arms {
         what += &format!(" {name:?} {weight} {model:?} {pool:?} {backends:?}");
+        if let Some(shadow) = shadow {
+            what += &format!(" {}", shadow.share);
+        }
     }
     xxhash_rust::xxh3::xxh3_64(what.as_bytes())
 }
@@ -169,6 +176,7 @@ impl ArmPlan {
             name: arm.name.as_str().into(),
             label: format!("{}/{}", experiment.name, arm.name).into(),
             share: arm.weight / 100.0,
+            shadow: arm.shadow,
             until,
             model: model.map(|id| (config.models[id.index()].name.as_str().into(), id)),
             pool,

@@ -9,6 +9,7 @@ use super::assign::Experiment;
 use super::compare::{Rates, quantile};
 use super::diagnosis::{Diagnosis, diagnose};
 use super::ledger::{ArmLedger, CLASSES, Quantity};
+use super::shadow::CopyOutcome;
 use super::state::{Decision, Moment, Phase};
 use super::verdict::{Comparison, Conclusion, compare};
 use crate::config::Sticky;
@@ -62,6 +63,9 @@ pub struct ArmReport {
     pub name: String,
     /// Share of the units that take part.
     pub share: f64,
+    /// The copies of a shadow arm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<CopiesReport>,
     /// The model name that is sent upstream.
     pub model: Option<String>,
     /// Why it was stopped.
@@ -78,6 +82,17 @@ pub struct ArmReport {
     pub lengths: [u64; CLASSES],
     /// What was measured.
     pub quantities: Vec<QuantityReport>,
+}
+
+/// The copies of a shadow arm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CopiesReport {
+    /// Share of the requests that take part of which it gets a copy.
+    pub share: f64,
+    /// In flight now.
+    pub in_flight: u32,
+    /// How many ended with each outcome since the gateway started.
+    pub ended: Vec<(CopyOutcome, u64)>,
 }
 
 /// One quantity of one arm.
@@ -174,10 +189,15 @@ impl ExperimentReport {
             diagnosis: diagnose(plan, &progress.arms, &progress.engines[comparison.arm], comparison),
         };
         let (clustered, confidence) = (plan.sticky != Sticky::Request, each_of(plan.arms.len(), plan.rules.confidence));
-        let arms =
-            plan.arms.iter().zip(&progress.arms).zip(&progress.stops).map(|((arm, ledger), stopped)| ArmReport {
+        let arms = plan.arms.iter().enumerate().zip(&progress.arms).zip(&progress.stops).map(
+            |(((number, arm), ledger), stopped)| ArmReport {
                 name: arm.name.to_string(),
                 share: arm.share,
+                copies: arm.shadow.map(|shadow| CopiesReport {
+                    share: shadow.share,
+                    in_flight: state.copies(number).in_flight(),
+                    ended: state.copies(number).ended().to_vec(),
+                }),
                 model: arm.model.as_ref().map(|(name, _)| name.to_string()),
                 stopped: stopped.clone(),
                 requests: ledger.requests(),
@@ -186,7 +206,8 @@ impl ExperimentReport {
                 fell_back: ledger.fell_back(),
                 lengths: ledger.counts(Quantity::E2el),
                 quantities: if short { Vec::new() } else { quantities(ledger, clustered, confidence) },
-            });
+            },
+        );
         Self {
             name: plan.name.to_string(),
             phase: phase.label().to_owned(),

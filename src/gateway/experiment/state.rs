@@ -6,6 +6,7 @@
 //!
 //! Bounds: the ledger of each arm (see [`ledger`](super::ledger)) and [`HISTORY`] moments.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use jiff::Timestamp;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::diagnosis::{EngineAdapters, EngineLooks};
 use super::ledger::{ArmLedger, Observation, Quantity};
 use super::plan::ExperimentPlan;
+use super::shadow::ArmCopies;
 use super::verdict::{self, Comparison, Conclusion};
 
 /// How many [`Moment`]s are kept; when there are more, every second one is dropped.
@@ -96,6 +98,8 @@ pub struct ExperimentState {
     stopped: AtomicU32,
     /// Share of its units that take part, as bits.
     exposure: AtomicU64,
+    /// The copies of each arm.
+    copies: Vec<Arc<ArmCopies>>,
     progress: Mutex<Progress>,
 }
 
@@ -118,6 +122,7 @@ impl ExperimentState {
             phase: AtomicU32::new(0),
             stopped: AtomicU32::new(stopped),
             exposure: AtomicU64::new(exposure.to_bits()),
+            copies: plan.arms.iter().map(|_| Arc::default()).collect(),
             progress: Mutex::new(progress),
         };
         state.set_phase(phase);
@@ -156,6 +161,11 @@ impl ExperimentState {
     /// Whether requests of an arm are served as without the experiment.
     pub fn is_stopped(&self, arm: usize) -> bool {
         self.stopped.load(Ordering::Acquire) & (1 << arm) != 0
+    }
+
+    /// The copies of an arm.
+    pub(super) fn copies(&self, arm: usize) -> &Arc<ArmCopies> {
+        &self.copies[arm]
     }
 
     /// The share of its units that take part.
@@ -207,7 +217,11 @@ impl ExperimentState {
     fn stop_arm(&self, plan: &ExperimentPlan, arm: usize, broken: &str, progress: &mut Progress) {
         let (experiment, name, requests) = (&plan.name, &plan.arms[arm].name, progress.arms[arm].requests());
         let why = format!("{name} was stopped after {requests} requests: it broke guardrail.{broken}");
-        tracing::warn!("experiment {experiment}: {why}; its requests are served as without the experiment");
+        let then = match plan.arms[arm].shadow {
+            Some(_) => "it gets no more copies",
+            None => "its requests are served as without the experiment",
+        };
+        tracing::warn!("experiment {experiment}: {why}; {then}");
         progress.stops[arm] = Some(why.clone());
         self.stopped.fetch_or(1 << arm, Ordering::AcqRel);
         if progress.stops[1..].iter().all(Option::is_some) {
@@ -235,7 +249,9 @@ impl ExperimentState {
             tracing::info!("experiment {}: {sentence}", plan.name);
             progress.decisions[arm] =
                 Some(Decision { conclusion, sentence: sentence.clone(), at: now.as_millisecond(), requests });
-            if conclusion == Conclusion::Better && plan.rules.promote && progress.stops[arm].is_none() {
+            // What is known of copies is known from moments with free room: an operator decides whether that is enough.
+            let may_promote = plan.rules.promote && plan.arms[arm].shadow.is_none();
+            if conclusion == Conclusion::Better && may_promote && progress.stops[arm].is_none() {
                 progress.why = Some(format!("{} was promoted: {sentence}", plan.arms[arm].name));
                 self.set_phase(Phase::Promoted(arm));
             }

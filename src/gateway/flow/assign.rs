@@ -37,7 +37,8 @@ pub(super) struct ArmTarget {
     pub(super) body_without: Option<EditedBody>,
 }
 
-/// Assigns the request to an arm, if it belongs to an experiment, and notes that in its record.
+/// Assigns the request to an arm, if it belongs to an experiment, and notes that in its record. A copy is in the arm that it was
+/// made for.
 pub(super) fn assign<R: Recorder>(
     incoming: &IncomingRequest,
     view: &RequestView<'_>,
@@ -45,6 +46,11 @@ pub(super) fn assign<R: Recorder>(
     class: usize,
     record: &mut RecordGuard<'_, R>,
 ) -> Option<Assigned> {
+    if let Some(arm) = &incoming.copy_for {
+        record.arm = Some(Arc::clone(&arm.arm().label));
+        record.assigned = Some(arm.clone());
+        return Some(arm.clone());
+    }
     let key = incoming.key.as_ref();
     let subject = Subject { model: model.declared?, key: key.map(|key| &**key.name()), class };
     let may_use = |model| key.is_none_or(|key| key.may_use(Some(model)));

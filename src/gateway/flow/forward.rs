@@ -33,6 +33,7 @@ use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
 use super::assign::ArmTarget;
 use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
 use super::classify;
+use super::copies::{CopyQueue, PendingCopies};
 use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
@@ -40,7 +41,8 @@ use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::router::Router;
-use crate::pool::{Admission, BackendFault, Lease};
+use crate::experiment::{Assigned, CopyOutcome};
+use crate::pool::{Admission, AdmissionRequest, BackendFault, Lease};
 use sluice_core::base::BackendId;
 use sluice_core::openai::{Refusal, ShedReason};
 
@@ -51,6 +53,8 @@ pub(super) struct Backends<'a, U> {
     pub(super) upstream: &'a U,
     /// Cancelled when the gateway aborts all requests.
     pub(super) abort: &'a CancellationToken,
+    /// Where copies for shadow arms go.
+    pub(super) copies: &'a CopyQueue,
 }
 
 /// All attempts of one request.
@@ -65,6 +69,8 @@ pub(super) struct Attempts<'a, U> {
     made: u32,
     /// Backends that failed this request.
     avoid: SmallVec<[BackendId; 2]>,
+    /// Its copies, which begin when it has a lease.
+    copies: PendingCopies,
 }
 
 impl<'a, U: Upstream> Attempts<'a, U> {
@@ -73,7 +79,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         backends: Backends<'a, U>,
         incoming: &'a mut IncomingRequest,
         mut prepared: PreparedRequest,
+        assigned: Option<&Assigned>,
     ) -> Self {
+        let copies = backends.copies.copies_of(incoming, assigned);
         incoming.body = Bytes::new();
         let request = UpstreamRequest {
             method: incoming.method.clone(),
@@ -83,7 +91,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             body_without_arm: prepared.arm.as_mut().and_then(|arm| arm.body_without.take()),
         };
         let placed = PlacedRequest { table: Arc::clone(&incoming.routing), placement: prepared.placement.clone() };
-        Self { backends, incoming, prepared, placed, request, made: 0, avoid: SmallVec::new() }
+        Self { backends, incoming, prepared, placed, request, made: 0, avoid: SmallVec::new(), copies }
     }
 
     /// Attempts until the request is over. An error is a refusal that has not been sent.
@@ -104,6 +112,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 return Err(respond::shed(reason, room_in, record));
             }
         };
+        self.backends.copies.send(&mut self.copies);
         loop {
             let failed = match self.attempt(&mut lease, down, record).await {
                 AttemptResult::Finished => return Ok(()),
@@ -133,6 +142,40 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 }
             };
             record.retries.push(failed.reason);
+        }
+    }
+
+    /// Sends a copy for a shadow arm, once, if there is room for it now.
+    pub(super) async fn run_copy<D: Downstream, R: Recorder>(
+        &mut self,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> CopyOutcome {
+        let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
+        let lease = self.backends.admission.enter_copy(&AdmissionRequest {
+            layout: self.placed.table.layout,
+            home: self.placed.home().id,
+            spill: SmallVec::new(),
+            need: self.prepared.need,
+            priority: self.prepared.priority,
+            arrived: self.incoming.arrived,
+            prefix: Arc::clone(&self.prepared.prefix),
+            avoid: others.copied().collect(),
+            only: None,
+        });
+        let Some(mut lease) = lease else {
+            record.outcome = Outcome::Shed(ShedReason::NoBackend);
+            return CopyOutcome::NoRoom;
+        };
+        note_lease(&lease, record);
+        if let AttemptResult::Failed(failed) = self.attempt(&mut lease, down, record).await {
+            record.outcome = failed.outcome;
+        }
+        match record.outcome {
+            Outcome::Completed => CopyOutcome::Completed,
+            _ if lease.abort_token().is_cancelled() => CopyOutcome::Cut,
+            Outcome::Refused => CopyOutcome::Refused,
+            _ => CopyOutcome::Failed,
         }
     }
 
@@ -208,9 +251,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
         record.queue_wait += begun.elapsed();
         let lease = admitted?;
-        record.pool = Some(Arc::clone(lease.pool_name()));
-        record.backend = Some(Arc::clone(lease.name()));
-        record.expected_cached = lease.expected_cached();
+        note_lease(&lease, record);
         Ok(lease)
     }
 
@@ -345,6 +386,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             self.request.headers.insert(REQUEST_ID, value);
         }
     }
+}
+
+fn note_lease<R: Recorder>(lease: &Lease, record: &mut RecordGuard<'_, R>) {
+    record.pool = Some(Arc::clone(lease.pool_name()));
+    record.backend = Some(Arc::clone(lease.name()));
+    record.expected_cached = lease.expected_cached();
 }
 
 /// Whether the engine of an arm does not know the arm's model.

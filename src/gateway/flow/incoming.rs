@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::keys::ApiKey;
 use super::routing_table::RoutingTable;
+use crate::experiment::Assigned;
 use sluice_core::openai::Route;
 
 /// One request, received whole.
@@ -39,4 +40,6 @@ pub struct IncomingRequest {
     pub routing: Arc<RoutingTable>,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
+    /// The shadow arm that this is a copy for; `None`: a client sent it.
+    pub copy_for: Option<Assigned>,
 }

@@ -14,6 +14,8 @@
 //! | meter | `pump.rs`, `response_meter.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
+//! Shadow arms of experiments get copies of requests (`copies.rs`), which no client sees and which give way to all requests.
+//!
 //! Requests that name a stored response instead of a model have a short path of their own (`stored.rs`).
 //!
 //! Nothing here outlives the request: dropping the future returns the lease, closes the upstream connection and writes
@@ -32,23 +34,27 @@ mod feedback;
 mod respond;
 mod response_owners;
 mod assign;
+mod copies;
 mod prepare;
 mod admit;
 mod attempt;
 mod response_meter;
 mod pump;
 mod forward;
+mod shadow;
 mod stored;
 
 #[cfg(test)]
 mod tests;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::pool::Admission;
+use copies::CopyQueue;
 use forward::{Attempts, Backends};
 use response_owners::ResponseOwners;
 use router::Router;
@@ -71,6 +77,7 @@ pub struct Flow<U, R> {
     recorder: R,
     router: Router,
     owners: ResponseOwners,
+    copies: CopyQueue,
     closing: AtomicBool,
     /// Cancelled by [`Flow::abort_all`].
     abort: CancellationToken,
@@ -85,6 +92,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             recorder,
             router: Router::new(table),
             owners: ResponseOwners::default(),
+            copies: CopyQueue::default(),
             closing: AtomicBool::new(false),
             abort: CancellationToken::new(),
         }
@@ -126,9 +134,10 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         &self.recorder
     }
 
-    /// Sheds new requests from now on; requests in progress continue.
+    /// Sheds new requests from now on; requests in progress continue. Copies are cut, and no more are sent.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
+        self.admission.close_to_copies();
     }
 
     /// Whether [`Flow::close`] was called.
@@ -200,8 +209,24 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
         let prepared = prepare::prepare((&self.owners, &self.admission), incoming, record).await?;
-        let Self { admission, router, upstream, abort, .. } = self;
-        let backends = Backends { admission, router, upstream, abort };
-        Attempts::new(backends, incoming, prepared).run(down, record).await
+        Attempts::new(self.backends(), incoming, prepared, record.assigned.as_ref()).run(down, record).await
+    }
+
+    /// Serves the copies for shadow arms. Requests are copied from this call on, until the future is dropped. It is over at once
+    /// if this was called before.
+    pub fn serve_copies(self: Arc<Self>) -> impl Future<Output = ()> + Send {
+        let copies = self.copies.open();
+        async move {
+            let Some(mut copies) = copies else { return };
+            while let Some(copy) = copies.recv().await {
+                let flow = Arc::clone(&self);
+                tokio::spawn(async move { shadow::serve(flow.backends(), &flow.recorder, &flow.owners, copy).await });
+            }
+        }
+    }
+
+    fn backends(&self) -> Backends<'_, U> {
+        let Self { admission, router, upstream, abort, copies, .. } = self;
+        Backends { admission, router, upstream, abort, copies }
     }
 }

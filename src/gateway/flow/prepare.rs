@@ -59,7 +59,8 @@ pub(super) async fn prepare<R: Recorder>(
     let model = authorize(table, key, name).inspect_err(|_| record.refused_model = Some(client_text(name)))?;
     record.model = Some(Arc::clone(&model.route.name));
     record.stream = view.stream;
-    let mut in_flight = start_request(key, incoming.arrived)?;
+    // Its original counts against the limits of the client's key.
+    let mut in_flight = start_request(key.filter(|_| incoming.copy_for.is_none()), incoming.arrived)?;
     let prompt = Prompt {
         shape: view.shape,
         media_part_tokens: model.route.media_part_tokens,
@@ -71,9 +72,8 @@ pub(super) async fn prepare<R: Recorder>(
     let continued = response_owners::continued(owners, admission, view.previous_response.as_deref(), key)?;
     let placement = place(table, model.route, estimate.tokens, continued.as_ref())
         .ok_or_else(|| unknown_model(table, key, name))?;
-    let sequences = u32::try_from(view.sequences()).unwrap_or(u32::MAX);
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
-    let need = need(model.route, &view, estimate, sequences, limits.into_iter().flatten().min());
+    let need = need(model.route, &view, estimate, sequences(&view), limits.into_iter().flatten().min());
     if let Some(in_flight) = &mut in_flight {
         in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
     }
@@ -109,20 +109,40 @@ pub(super) async fn prepare<R: Recorder>(
         body,
         arm,
         injected,
-        feedback: Feedback {
-            estimator: Arc::clone(&model.route.estimator),
-            comparable: incoming.route.generates()
-                && view.prompts == 1
-                && view.shape.media_parts == 0
-                && !view.shape.has_tensors
-                && view.usage_measures_shape,
-            boundary: classify::next_boundary(table, model.route, estimate.tokens),
-            prompt,
-            exact,
-            sequences,
-        },
+        feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
         _in_flight: in_flight,
     })
+}
+
+/// What is learned from the response; from that to a copy, nothing.
+fn feedback(
+    incoming: &IncomingRequest,
+    view: &RequestView<'_>,
+    model: &ModelRoute,
+    prompt: Prompt,
+    exact: Option<ExactCount>,
+    tokens: u64,
+) -> Feedback {
+    let is_copy = incoming.copy_for.is_some();
+    let boundary = if is_copy { u64::MAX } else { classify::next_boundary(&incoming.routing, model, tokens) };
+    Feedback {
+        estimator: Arc::clone(&model.estimator),
+        comparable: !is_copy
+            && incoming.route.generates()
+            && view.prompts == 1
+            && view.shape.media_parts == 0
+            && !view.shape.has_tensors
+            && view.usage_measures_shape,
+        boundary,
+        prompt,
+        exact,
+        sequences: sequences(view),
+    }
+}
+
+/// Sequences of a request: prompts times `n`.
+fn sequences(view: &RequestView<'_>) -> u32 {
+    u32::try_from(view.sequences()).unwrap_or(u32::MAX)
 }
 
 /// The pools of a request: those for its prompt length. A request that continues a stored response has one pool: that of the

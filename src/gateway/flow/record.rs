@@ -14,7 +14,7 @@ use http::StatusCode;
 use smallvec::SmallVec;
 
 use crate::estimate::PromptEstimate;
-use crate::experiment::{Assigned, Ending, Observation, ledger};
+use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{Route, ShedReason};
 
@@ -159,6 +159,8 @@ pub struct Record {
     pub arm: Option<Arc<str>>,
     /// The arm that it was assigned to, whether that could serve it or not.
     pub assigned: Option<Assigned>,
+    /// How it ended as a copy for a shadow arm; `None`: a client sent it.
+    pub copy: Option<CopyOutcome>,
     /// A streamed response was requested.
     pub stream: bool,
     /// The prompt's length as estimated.
@@ -288,6 +290,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             backend: None,
             arm: None,
             assigned: None,
+            copy: None,
             stream: false,
             estimate: None,
             status: None,

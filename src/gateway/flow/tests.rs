@@ -128,6 +128,7 @@ impl TestFlow {
             upstream_id: "req".into(),
             routing: self.flow.routing_table(),
             key: None,
+            copy_for: None,
         })
     }
 

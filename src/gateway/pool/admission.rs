@@ -63,7 +63,7 @@ thread_local! {
 /// The owner of all capacity and all queues.
 #[derive(Debug)]
 pub struct Admission {
-    shared: Arc<SharedState>,
+    pub(super) shared: Arc<SharedState>,
 }
 
 impl Admission {

@@ -115,6 +115,7 @@ impl AdmissionState {
             let kept = layout.backends.iter().flatten().any(|id| id.index() == index);
             if let Some(backend) = slot.as_mut().filter(|_| !kept) {
                 backend.removed = true;
+                backend.copies.cut();
                 if backend.used.requests == 0 {
                     *slot = None;
                 }

@@ -16,6 +16,7 @@ use super::health::BackendHealth;
 use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
 use super::prefix::EngineCache;
+use super::running_copies::RunningCopies;
 use super::spec::{Address, BackendSpec};
 use sluice_core::base::{BackendId, PoolId};
 
@@ -99,6 +100,8 @@ pub(super) struct BackendState {
     /// Limit of slots below the configured one.
     ceiling: Option<u32>,
     pub(super) used: CapacityUsage,
+    /// Copies that run here; not in `used`.
+    pub(super) copies: RunningCopies,
     pub(super) health: BackendHealth,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
@@ -138,6 +141,7 @@ impl BackendState {
             configured: limits,
             ceiling: None,
             used: CapacityUsage::default(),
+            copies: RunningCopies::default(),
             health: BackendHealth::default(),
             draining: false,
             cordon: Cordon::Open,
@@ -206,10 +210,11 @@ impl BackendState {
             // A prompt above the limit runs when no other is in prefill.
             free_prefill: left(self.limits.prefill_tokens.filter(|_| used.prefill_tokens > 0), used.prefill_tokens),
             weight: self.weight,
-            requests: used.requests,
-            sequences: used.slots,
+            // Room is that of requests; load is also that of copies.
+            requests: used.requests + self.copies.len(),
+            sequences: used.slots + self.copies.sequences(),
             long_prefills: used.long_prefills,
-            tokens: used.tokens as f64,
+            tokens: (used.tokens + self.copies.tokens()) as f64,
             backlog: self.load.backlog(used, epoch),
             small_tokens: (used.computed_prefill_tokens() - used.large_prefill_tokens) as f64,
             interference: self.load.learned.interference,
@@ -221,8 +226,9 @@ impl BackendState {
     }
 
     /// Takes what `need` asks for, as the request with this number, of whose prompt the engine is expected to have `cached`
-    /// tokens; also how many seconds of prefill were before it.
+    /// tokens; also how many seconds of prefill were before it. Copies that have its room are cut.
     pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Allocation, f64) {
+        self.copies.make_room(&self.used, &self.limits, need);
         let (ahead, _) = self.load.remaining(&self.used, now);
         self.load.add(need.prompt_tokens - cached, &self.used, now, serial);
         self.cache.write(need.tokens() - cached);

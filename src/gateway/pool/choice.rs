@@ -167,16 +167,26 @@ impl AdmissionState {
     /// Takes what a request asks for on a backend, as `BackendState::take`.
     pub(super) fn take(&mut self, backend: BackendId, request: &AdmissionRequest) -> Option<(Allocation, f64)> {
         let pool = self.backend(backend)?.pool;
-        let mut expected = 0;
-        if self.follows_prefixes(pool, request) {
-            let Self { pools, backends, .. } = self;
-            let cache = |id: BackendId| backends.get(id.index())?.as_ref().map(|found| &found.cache);
-            let bytes = pools[pool.index()].prefixes.put(&request.prefix, backend, cache);
-            expected = cache(backend)?.expect(&request.prefix, bytes, request.need.prompt_tokens);
-        }
+        let expected = self.expect_cached(pool, backend, request)?;
         self.grants += 1;
         let (latest, serial) = (self.latest, self.grants);
         Some(self.backend_mut(backend)?.take(&request.need, expected, latest, serial))
+    }
+
+    /// The prompt tokens that the engine is expected to have when it gets the prompt, which is noted as sent to it.
+    pub(super) fn expect_cached(
+        &mut self,
+        pool: PoolId,
+        backend: BackendId,
+        request: &AdmissionRequest,
+    ) -> Option<u64> {
+        if !self.follows_prefixes(pool, request) {
+            return Some(0);
+        }
+        let Self { pools, backends, .. } = self;
+        let cache = |id: BackendId| backends.get(id.index())?.as_ref().map(|found| &found.cache);
+        let bytes = pools[pool.index()].prefixes.put(&request.prefix, backend, cache);
+        Some(cache(backend)?.expect(&request.prefix, bytes, request.need.prompt_tokens))
     }
 
     /// Whether the policy of a pool predicts what its engines have of this prompt.

@@ -62,8 +62,12 @@ enum Offer {
 }
 
 impl AdmissionState {
-    /// Grants the room of `backend` to the requests that wait for it, and of those that were reserved for them.
+    /// Grants the room of `backend` to the requests that wait for it, and of those that were reserved for them. Cuts the copies
+    /// on a backend that has left the rotation.
     pub(super) fn dispatch(&mut self, backend: BackendId, wakers: &mut Wakers) {
+        if self.backend(backend).is_some_and(|found| !found.in_rotation()) {
+            self.cut_copies_on(backend);
+        }
         let mut freed: SmallVec<[BackendId; 2]> = smallvec![backend];
         while let Some(backend) = freed.pop() {
             if let Some(blocked) = self.serve(backend, &mut freed, wakers) {

@@ -32,11 +32,18 @@ pub struct Lease {
     released: bool,
     /// Since its first token.
     decoding: Option<DecodeStart>,
+    /// The serial of a copy, which holds nothing that a request could use: reports about it are ignored.
+    copy: Option<u64>,
 }
 
 impl Lease {
     pub(super) fn new(shared: Arc<SharedState>, grant: Grant) -> Self {
-        Self { shared, grant, released: false, decoding: None }
+        Self { shared, grant, released: false, decoding: None, copy: None }
+    }
+
+    /// The lease of a copy.
+    pub(super) fn of_copy(shared: Arc<SharedState>, grant: Grant, serial: u64) -> Self {
+        Self { shared, grant, released: true, decoding: None, copy: Some(serial) }
     }
 
     /// The backend to use.
@@ -79,7 +86,7 @@ impl Lease {
         self.grant.progress.client_wait()
     }
 
-    /// Cancelled when the backend is found hung, or when all exchanges are aborted.
+    /// Cancelled when the backend is found hung, when all exchanges are aborted, and when a copy is cut.
     pub fn abort_token(&self) -> &CancellationToken {
         &self.grant.abort
     }
@@ -89,6 +96,9 @@ impl Lease {
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
             self.shared.release(self.grant.backend, std::mem::take(&mut self.grant.allocation));
+        }
+        if let Some(serial) = self.copy.take() {
+            self.shared.end_copy(self.grant.backend, serial);
         }
     }
 

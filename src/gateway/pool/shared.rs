@@ -64,6 +64,10 @@ impl SharedState {
         self.update(|state, wakers| state.release(backend, allocation, wakers));
     }
 
+    pub(super) fn end_copy(&self, backend: BackendId, serial: u64) {
+        self.state.lock().end_copy(backend, serial);
+    }
+
     pub(super) fn poll_waiter(&self, id: WaiterId, waker: &Waker) -> Option<WaiterOutcome> {
         self.state.lock().poll_waiter(id, waker)
     }

@@ -98,6 +98,8 @@ pub(super) struct AdmissionState {
     pub(super) rng: Rng,
     /// Backends that may have changed since the rooms of the pools were last judged, each once.
     pub(super) changed: Vec<BackendId>,
+    /// No copies are admitted any more.
+    pub(super) closed_to_copies: bool,
 }
 
 impl AdmissionState {
@@ -115,6 +117,7 @@ impl AdmissionState {
             grants: 0,
             rng: Rng::new(seed),
             changed: Vec::new(),
+            closed_to_copies: false,
         }
     }
 
@@ -206,12 +209,13 @@ impl AdmissionState {
             self.leave(id, wakers);
             return Entered::Shed(ShedReason::QueueFull);
         }
+        self.cut_copies(pools);
         self.reserve_if_passed(id);
         Entered::Queued { id, deadline }
     }
 
     /// Whether no request waits for a backend of this pool.
-    fn has_no_waiters(&self, pool: PoolId) -> bool {
+    pub(super) fn has_no_waiters(&self, pool: PoolId) -> bool {
         let Some(found) = self.pools.get(pool.index()) else { return true };
         found.queue.is_empty() && found.fed_by.iter().all(|feeder| self.pools[feeder.index()].queue.is_empty())
     }
@@ -225,7 +229,7 @@ impl AdmissionState {
         self.grant_of(backend, taken, request)
     }
 
-    fn grant_of(
+    pub(super) fn grant_of(
         &self,
         backend: BackendId,
         (allocation, ahead): (Allocation, f64),

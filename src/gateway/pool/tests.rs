@@ -1,6 +1,7 @@
 //! Admission as a whole: rules by example, conservation by property.
 
 mod conservation;
+mod copies;
 mod cordon;
 mod large;
 mod overtaking;

@@ -366,6 +366,7 @@ fn incoming(
         upstream_id,
         routing,
         key,
+        copy_for: None,
     })
 }
 

@@ -174,8 +174,17 @@ impl Recorder for Arc<Telemetry> {
 }
 
 impl Telemetry {
-    /// Counts a finished request. Once per request; never waits.
+    /// Counts a finished request. Once per request; never waits. A copy for a shadow arm is counted with its experiment.
     pub fn record(&self, record: &Record) {
+        if record.copy.is_none() {
+            self.count(record);
+        }
+        if let Some(access_log) = &self.access_log {
+            access_log.write(record);
+        }
+    }
+
+    fn count(&self, record: &Record) {
         let series = self.table.series(record);
         self.table.requests(&series, record).inc();
         if record.home.is_some() {
@@ -198,9 +207,6 @@ impl Telemetry {
         }
         let has_objectives = series.home.has_objectives.load(Ordering::Relaxed);
         series.home.recent.add(record, has_objectives, Instant::now());
-        if let Some(access_log) = &self.access_log {
-            access_log.write(record);
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! One line of the access log: a JSON object about one finished request.
 //!
-//! Keys that do not apply are left out (no backend, no first token), so a line says only what was seen. Times are
+//! Keys that do not apply are left out (no backend, no first token), so a line says only what was seen. The line of a copy for
+//! a shadow arm has the key `copy` and the `request_id` of its original. Times are
 //! milliseconds with three decimals, `time` is when the request was over, RFC 3339 in UTC. The prompt, the
 //! answer and the API key are never in it; `key` is the key's name.
 //!
@@ -11,6 +12,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::experiment::CopyOutcome;
 use crate::flow::Record;
 use sluice_core::openai::Route;
 
@@ -43,6 +45,8 @@ struct Line<'a> {
     arm: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fell_back_from: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copy: Option<&'static str>,
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     estimate_tokens: Option<u64>,
@@ -96,6 +100,7 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
         backend: record.backend.as_deref(),
         arm: record.arm.as_deref(),
         fell_back_from: record.fell_back_from(),
+        copy: record.copy.map(CopyOutcome::label),
         stream: record.stream,
         estimate_tokens: record.estimate.as_ref().map(|estimate| estimate.tokens),
         estimate_how: record.estimate.as_ref().map(|estimate| estimate.source.label()),

@@ -34,6 +34,7 @@ pub fn record(outcome: Outcome) -> Record {
         backend: None,
         arm: None,
         assigned: None,
+        copy: None,
         stream: true,
         estimate: Some(PromptEstimate { tokens: 110, spread: 0.1, source: EstimateSource::Learned }),
         status: Some(StatusCode::OK),

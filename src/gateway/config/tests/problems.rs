@@ -386,6 +386,18 @@ fn one_of_experiment(sets: &[&str], path: &str, part: &str) {
 #[test]
 fn mistakes_in_experiments_are_found_at_their_keys() {
     one_of_experiment(&["experiment.x.arm.new.weight=40"], "experiment[0].arm", "add up to 90;");
+    let shadow = "experiment.x.arm.new.shadow={share=0.5}";
+    one_of_experiment(&[shadow], "experiment[0].arm[1].weight", "gets copies and no units");
+    let no_units = ["experiment.x.arm.base.weight=100", "experiment.x.arm.new.weight=0"];
+    one_of_experiment(&no_units, "experiment[0].arm[1].weight", "the arm has no units");
+    let control = [
+        "experiment.x.arm.base.weight=0",
+        "experiment.x.arm.base.shadow={share=0.5}",
+        "experiment.x.arm.new.weight=100",
+    ];
+    one_of_experiment(&control, "experiment[0].arm[0].shadow", "the first arm is the control");
+    let endless = [&no_units[..], &["experiment.x.arm.new.shadow={share=0.5,per_second=0}"]].concat();
+    one_of_experiment(&endless, "experiment[0].arm[1].shadow.per_second", "0.001");
     one_of_experiment(&["experiment.x.arm=[]"], "experiment[0].arm", "at least two arms");
     one_of_experiment(&["experiment.x.arm.new.name=base"], "experiment[0].arm[1].name", "used twice");
     one_of_experiment(&["experiment.x.arm.new.model=lorra"], "experiment[0].arm[1].model", "did you mean 'lora'?");

@@ -1,0 +1,116 @@
+//! Copies of requests for shadow arms: how many there may be at once, and what became of them.
+//!
+//! The budget of an arm is [`Shadow`]: copies in flight, and copies per second, evenly spaced. A copy that the budget does not allow
+//! is counted and not sent. The counts begin anew with each start of the gateway, as those of a metrics page do; what was
+//! measured of the copies is in the arm's ledger.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::config::Shadow;
+
+/// What became of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CopyOutcome {
+    /// Its response was complete.
+    Completed,
+    /// The arm failed: an error or a timeout.
+    Failed,
+    /// The engine refused it, or it could not be prepared.
+    Refused,
+    /// No backend had room beside the requests, so it was not sent.
+    NoRoom,
+    /// It was ended early: a request needed its room, or the gateway or its engine stopped; or its original was not served.
+    Cut,
+    /// The budget of the arm was used up, so it was not sent.
+    OverBudget,
+}
+
+impl CopyOutcome {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Completed, Self::Failed, Self::Refused, Self::NoRoom, Self::Cut, Self::OverBudget];
+
+    /// The label used in metrics and the access log.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::NoRoom => "no_room",
+            Self::Cut => "cut",
+            Self::OverBudget => "over_budget",
+        }
+    }
+}
+
+/// The copies of one arm.
+#[derive(Debug, Default)]
+pub(super) struct ArmCopies {
+    in_flight: AtomicU32,
+    /// When the next copy may be sent.
+    due: Mutex<Option<Instant>>,
+    /// By outcome, in the order of [`CopyOutcome::ALL`].
+    ended: [AtomicU64; CopyOutcome::ALL.len()],
+}
+
+impl ArmCopies {
+    fn count(&self, outcome: CopyOutcome) {
+        self.ended[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes a copy out of the budget.
+    fn begin(&self, budget: &Shadow, now: Instant) -> bool {
+        let mut due = self.due.lock();
+        let is_free = self.in_flight.load(Ordering::Acquire) < budget.in_flight;
+        if !is_free || due.is_some_and(|due| now < due) {
+            return false;
+        }
+        *due = Some(now + Duration::from_secs_f64(1.0 / budget.per_second));
+        // The lock is held: no other copy begins between the check and this.
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+
+    /// Copies in flight.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// How many copies ended with each outcome.
+    pub(super) fn ended(&self) -> [(CopyOutcome, u64); CopyOutcome::ALL.len()] {
+        CopyOutcome::ALL.map(|outcome| (outcome, self.ended[outcome as usize].load(Ordering::Relaxed)))
+    }
+}
+
+/// A copy that counts against the budget of its arm until it is dropped.
+#[derive(Debug)]
+pub struct CopyInFlight {
+    copies: Arc<ArmCopies>,
+    /// How it has ended; [`CopyOutcome::Cut`] until something else is known.
+    pub outcome: CopyOutcome,
+}
+
+impl CopyInFlight {
+    /// A copy for an arm; `None`, which is counted, if the budget does not allow one now.
+    pub(super) fn begin(copies: &Arc<ArmCopies>, budget: &Shadow, now: Instant) -> Option<Self> {
+        if !copies.begin(budget, now) {
+            copies.count(CopyOutcome::OverBudget);
+            return None;
+        }
+        Some(Self { copies: Arc::clone(copies), outcome: CopyOutcome::Cut })
+    }
+}
+
+impl Drop for CopyInFlight {
+    fn drop(&mut self) {
+        self.copies.count(self.outcome);
+        self.copies.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,88 @@
+//! Copies of requests, for the shadow arms of experiments: they use what requests leave free, and give it up at once.
+//!
+//! A copy counts in nothing that a request sees: not in the room of a backend, not in queues, drains and views. So no request
+//! waits, is shed or is placed in another pool because of a copy. In return:
+//!
+//! - a copy is admitted only where the policy of its pool places it, if it has room there at once beside all requests and all
+//!   other copies, and while no request waits for that pool;
+//! - it is cut when a request takes its room, when a request has to wait for its pool, and when its backend leaves the rotation.
+//!
+//! Between requests with equal room, a backend with copies counts as more loaded, since its engine is. What a copy shows of
+//! health and speed is not noted: its model may be another one.
+
+use std::sync::Arc;
+
+use super::admission::Admission;
+use super::capacity::Allocation;
+use super::grant::Grant;
+use super::lease::Lease;
+use super::request::AdmissionRequest;
+use super::state::AdmissionState;
+use sluice_core::base::{BackendId, PoolId};
+
+impl Admission {
+    /// Cuts all copies and admits no more: the gateway stops, and waits for requests only.
+    pub fn close_to_copies(&self) {
+        self.shared.update(|state, _| {
+            state.closed_to_copies = true;
+            state.backends.iter_mut().flatten().for_each(|backend| backend.copies.cut());
+        });
+    }
+
+    /// The right of a copy to use a backend of the home pool of `request`, as long as no request needs the room: its abort token
+    /// is cancelled when the copy is cut. `None`: there is no room now.
+    pub fn enter_copy(&self, request: &AdmissionRequest) -> Option<Lease> {
+        let (grant, serial) = self.shared.update(|state, _| state.enter_copy(request))?;
+        Some(Lease::of_copy(Arc::clone(&self.shared), grant, serial))
+    }
+}
+
+impl AdmissionState {
+    fn enter_copy(&mut self, request: &AdmissionRequest) -> Option<(Grant, u64)> {
+        let home = request.home;
+        if self.closed_to_copies || self.is_removed(home) || request.layout != self.layout || !self.has_no_waiters(home)
+        {
+            return None;
+        }
+        let backend = self.pick(home, request)?;
+        let found = self.backend(backend)?;
+        if !found.copies.fit(&found.used, &found.limits, &request.need) {
+            return None;
+        }
+        let cached = self.expect_cached(home, backend, request)?;
+        self.grants += 1;
+        let serial = self.grants;
+        let found = self.backend_mut(backend)?;
+        found.cache.write(request.need.tokens() - cached);
+        found.load.granted = serial;
+        let cut = found.abort.child_token();
+        found.copies.add(serial, request.need, cut.clone());
+        let grant = self.grant_of(backend, (Allocation::default(), 0.0), request);
+        Some((Grant { abort: cut, ..grant }, serial))
+    }
+
+    /// A copy has ended.
+    pub(super) fn end_copy(&mut self, backend: BackendId, serial: u64) {
+        if let Some(found) = self.backend_mut(backend) {
+            found.copies.remove(serial);
+        }
+    }
+
+    /// Cuts the copies in these pools: a request waits for them.
+    pub(super) fn cut_copies(&mut self, pools: &[PoolId]) {
+        for pool in pools {
+            for position in 0..self.members(*pool).len() {
+                self.cut_copies_on(self.members(*pool)[position]);
+            }
+        }
+    }
+
+    /// Cuts the copies on a backend.
+    pub(super) fn cut_copies_on(&mut self, backend: BackendId) {
+        if self.backend(backend).is_some_and(|found| found.copies.len() > 0)
+            && let Some(found) = self.backend_mut(backend)
+        {
+            found.copies.cut();
+        }
+    }
+}
