@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HOST};
 use http::{Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -93,7 +93,7 @@ impl AdminClient {
 
     /// Sends a GET request and parses the JSON response.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
-        self.parse(&self.request(Method::GET, path, TIMEOUT).await?)
+        self.parse(&self.request(Method::GET, path, Bytes::new(), TIMEOUT).await?)
     }
 
     /// Sends a POST request and parses the JSON response.
@@ -103,7 +103,17 @@ impl AdminClient {
 
     /// The same with another time limit.
     pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, AdminClientError> {
-        self.parse(&self.request(Method::POST, path, limit).await?)
+        self.parse(&self.request(Method::POST, path, Bytes::new(), limit).await?)
+    }
+
+    /// Sends a PUT request with a JSON body and parses the JSON response.
+    pub async fn put<T: DeserializeOwned>(&self, path: &str, body: Bytes) -> Result<T, AdminClientError> {
+        self.parse(&self.request(Method::PUT, path, body, TIMEOUT).await?)
+    }
+
+    /// Sends a DELETE request and parses the JSON response.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
+        self.parse(&self.request(Method::DELETE, path, Bytes::new(), TIMEOUT).await?)
     }
 
     fn parse<T: DeserializeOwned>(&self, body: &Bytes) -> Result<T, AdminClientError> {
@@ -111,8 +121,14 @@ impl AdminClient {
             .map_err(|error| AdminClientError::Unexpected { url: self.url.clone(), reason: error.to_string() })
     }
 
-    async fn request(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, AdminClientError> {
-        let is_change = method == Method::POST;
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Bytes, AdminClientError> {
+        let is_change = method != Method::GET;
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
         if is_change {
             request = request.header(ADMIN_HEADER, "1");
@@ -120,7 +136,7 @@ impl AdminClient {
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Empty::<Bytes>::new()).map_err(|_| AdminClientError::TokenText)?;
+        let request = request.body(Full::new(body)).map_err(|_| AdminClientError::TokenText)?;
         let exchanged = tokio::time::timeout(limit, self.exchange(request)).await;
         let (status, body) = match exchanged {
             Ok(Ok(response)) => response,
@@ -138,7 +154,7 @@ impl AdminClient {
 
     async fn exchange(
         &self,
-        request: Request<Empty<Bytes>>,
+        request: Request<Full<Bytes>>,
     ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
         let (host, port) = &self.target;
         let socket = TcpStream::connect((host.as_str(), *port)).await?;

@@ -1,11 +1,16 @@
-//! The routes of experiments: list, show, start, stop, promote.
+//! The routes of experiments: list, show, create, remove, start, stop, promote.
 //!
 //! | method and path | response |
 //! |---|---|
 //! | GET `/admin/experiments` | all experiments ([`ExperimentReport`]), without quantiles and history |
 //! | GET `/admin/experiments/{name}` | one of them, whole |
+//! | PUT `/admin/experiments/{name}` | creates the experiment, or replaces one that was created so; the body is a JSON object with the keys of `[[experiment]]` |
+//! | DELETE `/admin/experiments/{name}` | removes an experiment that was created so |
 //! | POST `/admin/experiments/{name}/start`, `/stop` | its phase; requests that are in flight finish in their arm |
 //! | POST `/admin/experiments/{name}/promote/{arm}` | the same: all units of the experiment are in that arm |
+
+use http::{Method, StatusCode};
+use serde_json::{Map, Value};
 
 use super::restart_query::decode;
 use crate::experiment::ExperimentReport;
@@ -26,17 +31,23 @@ pub enum Order {
 pub(super) enum ExperimentRoute {
     List,
     Show(String),
+    Put(String),
+    Remove(String),
     Order(String, Order),
 }
 
 impl ExperimentRoute {
-    pub(super) fn of(path: &str) -> Option<Self> {
+    pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
         let rest = path.strip_prefix("/admin/experiments")?;
         let Some(rest) = rest.strip_prefix('/') else { return rest.is_empty().then_some(Self::List) };
         let parts: Vec<String> = rest.split('/').map(decode).collect::<Option<_>>()?;
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         Some(match parts[..] {
-            [name] => Self::Show(name.to_owned()),
+            [name] => match *method {
+                Method::PUT => Self::Put(name.to_owned()),
+                Method::DELETE => Self::Remove(name.to_owned()),
+                _ => Self::Show(name.to_owned()),
+            },
             [name, "start"] => Self::Order(name.to_owned(), Order::Start),
             [name, "stop"] => Self::Order(name.to_owned(), Order::Stop),
             [name, "promote", arm] => Self::Order(name.to_owned(), Order::Promote(arm.to_owned())),
@@ -45,7 +56,16 @@ impl ExperimentRoute {
     }
 
     pub(super) fn is_change(&self) -> bool {
-        matches!(self, Self::Order(..))
+        !matches!(self, Self::List | Self::Show(_))
+    }
+
+    /// The methods of its path.
+    pub(super) fn methods(&self) -> &'static [Method] {
+        match self {
+            Self::List => &[Method::GET, Method::HEAD],
+            Self::Show(_) | Self::Put(_) | Self::Remove(_) => &[Method::GET, Method::HEAD, Method::PUT, Method::DELETE],
+            Self::Order(..) => &[Method::POST],
+        }
     }
 }
 
@@ -70,6 +90,25 @@ pub enum ExperimentError {
         /// Its arms.
         known: String,
     },
+    /// It is one of the configuration file.
+    #[error(
+        "experiment '{name}' is declared in the configuration file; change it there and reload (sluice experiment start and stop work)"
+    )]
+    Declared {
+        /// The experiment.
+        name: String,
+    },
+    /// It is not valid.
+    #[error("the experiment has problems; nothing was changed")]
+    Invalid {
+        /// One line each, with the key in the experiment.
+        problems: Vec<String>,
+    },
+    /// The gateway was started without a file.
+    #[error(
+        "the gateway was started without a configuration file, which experiments are checked with; start it with --config"
+    )]
+    NoFile,
     /// An arm could not serve a request now.
     #[error(
         "experiment.{name}.arm.{arm}: none of its backends is ready; start one of them first (sluice backend list)"
@@ -83,9 +122,20 @@ pub enum ExperimentError {
 }
 
 impl ExperimentError {
-    /// Whether what it names does not exist.
-    pub(super) fn is_unknown(&self) -> bool {
-        matches!(self, Self::Unknown { .. } | Self::UnknownArm { .. })
+    /// The status and code of the response.
+    pub(super) fn status(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::Unknown { .. } | Self::UnknownArm { .. } => (StatusCode::NOT_FOUND, "no_such_experiment"),
+            Self::Declared { .. } => (StatusCode::CONFLICT, "declared_in_file"),
+            Self::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_experiment"),
+            Self::NoFile => (StatusCode::CONFLICT, "no_config_file"),
+            Self::NotReady { .. } => (StatusCode::CONFLICT, "arm_not_ready"),
+        }
+    }
+
+    /// One line for each problem.
+    pub(super) fn problems(&self) -> &[String] {
+        if let Self::Invalid { problems } = self { problems } else { &[] }
     }
 }
 
@@ -97,6 +147,12 @@ pub trait ExperimentControl {
     /// One experiment, whole.
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError>;
 
+    /// Creates an experiment, or replaces one that was created so.
+    fn put_experiment(&self, name: &str, keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError>;
+
+    /// Removes an experiment that was created so.
+    fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError>;
+
     /// Carries out an order.
     fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError>;
 }
@@ -107,7 +163,11 @@ mod tests {
 
     #[test]
     fn paths_of_experiments_are_distinguished() {
-        let of = ExperimentRoute::of;
+        let of = |path: &str| ExperimentRoute::of(path, &Method::GET);
+        let put = ExperimentRoute::of("/admin/experiments/a", &Method::PUT);
+        assert_eq!(put, Some(ExperimentRoute::Put("a".to_owned())));
+        let remove = ExperimentRoute::of("/admin/experiments/a", &Method::DELETE);
+        assert_eq!(remove, Some(ExperimentRoute::Remove("a".to_owned())));
         assert_eq!(of("/admin/experiments"), Some(ExperimentRoute::List));
         assert_eq!(of("/admin/experiments/a%2Fb"), Some(ExperimentRoute::Show("a/b".to_owned())));
         assert_eq!(of("/admin/experiments/a/stop"), Some(ExperimentRoute::Order("a".to_owned(), Order::Stop)));

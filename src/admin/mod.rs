@@ -9,7 +9,7 @@
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
 //! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
-//! | GET, POST `/admin/experiments/..` | experiments, see [`experiments`] | yes |
+//! | GET, POST, PUT, DELETE `/admin/experiments/..` | experiments, see [`experiments`] | yes |
 //!
 //! The options of a restart are in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.
 //!

@@ -1,17 +1,21 @@
 //! The routes of the admin port: paths, methods, authorization and errors.
 //!
-//! Request bodies are never read. Errors are JSON:
-//! `{"error":{"code":..,"message":..}}`, with `problems` when a configuration was refused.
+//! Only a route that needs a body reads it: JSON, at most [`BODY_MAX`] bytes within [`BODY_TIME`]. Errors are JSON:
+//! `{"error":{"code":..,"message":..}}`, with `problems` when a configuration or an experiment was refused.
 //!
 //! Every request but `/health` passes [`access`](super::access) first.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, REFERRER_POLICY};
 use http::header::{WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{Method, Request, Response, StatusCode};
-use serde_json::json;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes};
+use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::access::{Denied, Protection};
 use super::control::Control;
@@ -28,6 +32,10 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 /// Prometheus' text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// Largest request body: an experiment with many keys has a few KiB.
+const BODY_MAX: usize = 64 << 10;
+/// How long a client may take to send it.
+const BODY_TIME: Duration = Duration::from_secs(10);
 /// Handlers of one kind that run at once; further requests wait on their connection.
 const HANDLERS_MAX: usize = 16;
 
@@ -64,14 +72,14 @@ enum Route {
 }
 
 impl Route {
-    fn of(path: &str) -> Option<Self> {
+    fn of(path: &str, method: &Method) -> Option<Self> {
         Some(match path {
             "/" => Self::Page,
             "/metrics" => Self::Metrics,
             "/health" => Self::Health,
             "/admin/status" => Self::Status,
             "/admin/reload" => Self::Reload,
-            _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path)?),
+            _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path, method)?),
             _ => {
                 // Names may contain a slash, which then comes encoded.
                 let mut parts = path.strip_prefix("/admin/backends/")?.split('/');
@@ -89,18 +97,21 @@ impl Route {
         })
     }
 
-    fn allows(&self, method: &Method) -> bool {
+    /// The methods of its path.
+    fn methods(&self) -> &'static [Method] {
         match self {
-            Self::Page | Self::Metrics | Self::Health | Self::Status => matches!(*method, Method::GET | Method::HEAD),
-            Self::Experiments(route) if !route.is_change() => matches!(*method, Method::GET | Method::HEAD),
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Experiments(_) => {
-                *method == Method::POST
-            }
+            Self::Page | Self::Metrics | Self::Health | Self::Status => &[Method::GET, Method::HEAD],
+            Self::Experiments(route) => route.methods(),
+            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } => &[Method::POST],
         }
     }
 
-    fn allowed(&self) -> &'static str {
-        if self.allows(&Method::GET) { "GET, HEAD" } else { "POST" }
+    fn is_change(&self) -> bool {
+        matches!(self.protection(), Protection::Change)
+    }
+
+    fn takes_body(&self) -> bool {
+        matches!(self, Self::Experiments(ExperimentRoute::Put(_)))
     }
 
     fn protection(&self) -> Protection {
@@ -122,19 +133,26 @@ impl Admin {
     }
 
     /// Handles one request.
-    pub async fn respond<B>(&self, request: &Request<B>) -> AdminResponse {
-        let Some(route) = Route::of(request.uri().path()) else {
+    pub async fn respond<B>(&self, request: Request<B>) -> AdminResponse
+    where
+        B: Body<Data = Bytes>,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let Some(route) = Route::of(request.uri().path(), request.method()) else {
             let message =
                 format!("there is no route {}; see /, /metrics, /health and /admin/status", request.uri().path());
             return error(StatusCode::NOT_FOUND, "not_found", &message);
         };
-        if !route.allows(request.method()) {
-            let message = format!("{} takes {}", request.uri().path(), route.allowed());
+        if !route.methods().contains(request.method()) {
+            let allowed = route.methods().iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+            let message = format!("{} takes {allowed}", request.uri().path());
             let mut response = error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static(route.allowed()));
+            if let Ok(allowed) = HeaderValue::try_from(allowed) {
+                response.headers_mut().insert(ALLOW, allowed);
+            }
             return response;
         }
-        if let Err(reason) = self.control.access().check(request, route.protection()) {
+        if let Err(reason) = self.control.access().check(&request, route.protection()) {
             return denied(&reason);
         }
         // Without a thread of its own, so that a probe is answered however busy the others are.
@@ -143,11 +161,18 @@ impl Admin {
         }
         // Reloads read files, and the status takes locks that requests use: not on the threads of connections.
         let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
-        let room = if request.method() == Method::POST { &self.changing } else { &self.reading };
+        let body = match route.takes_body() {
+            true => match read_object(request.into_body()).await {
+                Ok(body) => body,
+                Err(refused) => return refused.response(),
+            },
+            false => Map::new(),
+        };
+        let room = if route.is_change() { &self.changing } else { &self.reading };
         let room = Arc::clone(room).acquire_owned().await;
         let handler = move || {
             let _room = room;
-            admin.act(route, &query)
+            admin.act(route, &query, body)
         };
         match tokio::task::spawn_blocking(handler).await {
             Ok(response) => response,
@@ -162,7 +187,7 @@ impl Admin {
         }
     }
 
-    fn act(&self, route: Route, query: &str) -> AdminResponse {
+    fn act(&self, route: Route, query: &str, body: Map<String, Value>) -> AdminResponse {
         match route {
             Route::Page => page(),
             Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
@@ -171,7 +196,7 @@ impl Admin {
             Route::Reload => self.reload(),
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
             Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
-            Route::Experiments(route) => self.experiments(route),
+            Route::Experiments(route) => self.experiments(route, body),
         }
     }
 
@@ -201,10 +226,21 @@ impl Admin {
         }
     }
 
-    fn experiments(&self, route: ExperimentRoute) -> AdminResponse {
+    fn experiments(&self, route: ExperimentRoute, body: Map<String, Value>) -> AdminResponse {
         let result = match route {
             ExperimentRoute::List => return json(StatusCode::OK, &self.control.experiments()),
             ExperimentRoute::Show(name) => self.control.experiment(&name),
+            ExperimentRoute::Put(name) => {
+                tracing::info!(name, "experiment created or replaced through the admin api");
+                self.control.put_experiment(&name, body)
+            }
+            ExperimentRoute::Remove(name) => match self.control.remove_experiment(&name) {
+                Ok(()) => {
+                    tracing::info!(name, "experiment removed through the admin api");
+                    return json(StatusCode::OK, &json!({ "removed": name }));
+                }
+                Err(refused) => Err(refused),
+            },
             ExperimentRoute::Order(name, order) => {
                 tracing::info!(name, ?order, "order for an experiment through the admin api");
                 self.control.order(&name, order)
@@ -212,10 +248,16 @@ impl Admin {
         };
         match result {
             Ok(report) => json(StatusCode::OK, &report),
-            Err(refused) if refused.is_unknown() => {
-                error(StatusCode::NOT_FOUND, "no_such_experiment", &refused.to_string())
+            Err(refused) => {
+                let (status, code) = refused.status();
+                let message = refused.to_string();
+                match refused.problems() {
+                    [] => error(status, code, &message),
+                    problems => {
+                        json(status, &json!({ "error": { "code": code, "message": message, "problems": problems } }))
+                    }
+                }
             }
-            Err(refused) => error(StatusCode::CONFLICT, "arm_not_ready", &refused.to_string()),
         }
     }
 
@@ -256,6 +298,44 @@ impl Admin {
         tracing::warn!(pool, backend, "restart refused: {refused}");
         error(status, code, &refused.to_string())
     }
+}
+
+/// Why a body is refused.
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("the body is larger than {BODY_MAX} bytes")]
+    TooLarge,
+    #[error("the body did not arrive within {} s", BODY_TIME.as_secs())]
+    TooSlow,
+    #[error("the body could not be read: {0}")]
+    Unreadable(Box<dyn std::error::Error + Send + Sync>),
+    #[error("the body is not a JSON object: {0}")]
+    NotAnObject(serde_json::Error),
+}
+
+impl BodyError {
+    fn response(&self) -> AdminResponse {
+        let (status, code) = match self {
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
+            Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "body_timeout"),
+            Self::Unreadable(_) | Self::NotAnObject(_) => (StatusCode::BAD_REQUEST, "bad_request"),
+        };
+        error(status, code, &self.to_string())
+    }
+}
+
+/// The body of a request, which must be a JSON object.
+async fn read_object<B>(body: B) -> Result<Map<String, Value>, BodyError>
+where
+    B: Body<Data = Bytes>,
+    B::Error: std::error::Error + Send + Sync + 'static,
+{
+    let read = timeout(BODY_TIME, Limited::new(body, BODY_MAX).collect()).await.map_err(|_| BodyError::TooSlow)?;
+    let bytes = read.map_err(|failed| match failed.is::<LengthLimitError>() {
+        true => BodyError::TooLarge,
+        false => BodyError::Unreadable(failed),
+    })?;
+    serde_json::from_slice(&bytes.to_bytes()).map_err(BodyError::NotAnObject)
 }
 
 fn health() -> AdminResponse {
@@ -304,13 +384,14 @@ mod tests {
 
     #[test]
     fn names_in_a_path_may_be_encoded() {
-        let found = Route::of("/admin/backends/a%2Fb/gpu%3a0/enable");
+        let of = |path: &str| Route::of(path, &Method::POST);
+        let found = of("/admin/backends/a%2Fb/gpu%3a0/enable");
         let wanted = Route::SetDraining { pool: "a/b".into(), backend: "gpu:0".into(), draining: false };
         assert_eq!(found, Some(wanted));
         for path in
             ["/admin/backends/a/b/c/drain", "/admin/backends//b/drain", "/admin/backends/a/%2/drain", "/Metrics"]
         {
-            assert_eq!(Route::of(path), None, "{path}");
+            assert_eq!(of(path), None, "{path}");
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The admin port's listener: HTTP/1.1 on its own socket, with limits on connections and on time.
 //!
-//! [`connections`](super::connections) limits the number of connections and the time in each phase. Request bodies are not
-//! read.
+//! [`connections`](super::connections) limits the number of connections and the time in each phase.
 //! The port runs beside the data plane and shares only the state behind [`Control`] with it, so a slow reader here delays no
 //! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not taken.
 
@@ -90,7 +89,7 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
         let (admin, progress) = (admin.clone(), Arc::clone(&progress));
         async move {
             progress.enter(Phase::Serving);
-            let response = admin.respond(&request).await;
+            let response = admin.respond(request).await;
             progress.enter(Phase::Writing);
             Ok::<_, Infallible>(response)
         }

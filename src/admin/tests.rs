@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use serde_json::{Map, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -79,6 +80,17 @@ impl ExperimentControl for Fake {
 
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
         Err(ExperimentError::Unknown { name: name.to_owned(), known: "x".to_owned() })
+    }
+
+    fn put_experiment(&self, name: &str, keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError> {
+        match keys.get("weight") {
+            Some(_) => Err(ExperimentError::Invalid { problems: vec!["weight: unknown key".to_owned()] }),
+            None => self.experiment(name),
+        }
+    }
+
+    fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError> {
+        Err(ExperimentError::Declared { name: name.to_owned() })
     }
 
     fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
@@ -326,9 +338,10 @@ async fn errors_of_the_client_say_what_to_do_next() {
 }
 
 #[tokio::test]
-async fn experiments_are_listed_with_the_token_and_changed_only_by_post() {
+async fn experiments_are_listed_with_the_token_and_changed_with_the_right_methods() {
     let served = served(Some(TOKEN), no_changes).await;
     let token = format!("Authorization: Bearer {TOKEN}\r\n");
+    let with_body = |body: &str| format!("{token}Content-Length: {}\r\n\r\n{body}", body.len());
     for (request, headers, want) in [
         ("GET /admin/experiments", "", 401),
         ("GET /admin/experiments", token.as_str(), 200),
@@ -339,10 +352,21 @@ async fn experiments_are_listed_with_the_token_and_changed_only_by_post() {
         ("POST /admin/experiments/y/start", token.as_str(), 409),
         ("POST /admin/experiments/y/stop", token.as_str(), 404),
         ("POST /admin/experiments/y/pause", token.as_str(), 404),
+        ("POST /admin/experiments/y", token.as_str(), 405),
+        ("PUT /admin/experiments/y", "", 401),
+        ("PUT /admin/experiments/y", with_body("{}").as_str(), 404),
+        ("PUT /admin/experiments/y", with_body("{\"weight\":1}").as_str(), 422),
+        ("PUT /admin/experiments/y", with_body("[]").as_str(), 400),
+        ("DELETE /admin/experiments/y", "", 401),
+        ("DELETE /admin/experiments/y", token.as_str(), 409),
     ] {
         let (status, _, body) = send(&served, request, headers).await;
         assert_eq!(status, want, "{request}: {body}");
     }
+    let (_, head, _) = send(&served, "POST /admin/experiments/y", &token).await;
+    assert!(head.contains("allow: get, head, put, delete\r\n"), "{head}");
+    let (_, _, body) = send(&served, "PUT /admin/experiments/y", &with_body("{\"weight\":1}")).await;
+    assert!(code(&body) == "invalid_experiment" && body.contains("[\"weight: unknown key\"]"), "{body}");
     let (_, _, body) = send(&served, "POST /admin/experiments/y/start", &token).await;
     assert!(body.contains("experiment.y.arm.b: none of its backends is ready"), "{body}");
 }

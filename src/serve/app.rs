@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::admin::status::LastReload;
-use crate::config::Config;
+use crate::config::{AddedExperiment, Config};
 use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
 use crate::flow::{LearnedState, RoutingTable};
@@ -70,6 +70,8 @@ pub struct App {
     pub(crate) clients: Arc<ClientLimits>,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
+    /// Experiments of the admin API. Changed by a reload only.
+    pub(crate) added: parking_lot::Mutex<Vec<AddedExperiment>>,
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
     pub(crate) started: Instant,
     pub(crate) last_reload: parking_lot::Mutex<Option<LastReload>>,

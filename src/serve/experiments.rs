@@ -12,13 +12,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::app::App;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
-use crate::experiment::{EngineAdapters, Experiment, ExperimentReport, Experiments, Phase, Saved};
+use crate::config::AddedExperiment;
+use crate::experiment::{EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase, Saved};
 use crate::fleet;
 use crate::vllm::metrics::MetricsSnapshot;
 
@@ -152,18 +154,19 @@ impl App {
     }
 
     fn find_experiment(&self, name: &str) -> Result<Experiment, ExperimentError> {
-        self.learned.experiments.find(name).ok_or_else(|| {
-            let known: Vec<String> =
-                self.learned.experiments.all().iter().map(|one| one.plan.name.to_string()).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            ExperimentError::Unknown { name: name.to_owned(), known }
-        })
+        self.learned.experiments.find(name).ok_or_else(|| self.unknown_experiment(name))
+    }
+
+    pub(super) fn unknown_experiment(&self, name: &str) -> ExperimentError {
+        let known: Vec<String> = self.learned.experiments.all().iter().map(|one| one.plan.name.to_string()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        ExperimentError::Unknown { name: name.to_owned(), known }
     }
 
     /// An arm with a pool or backends of its own, none of which is ready.
-    fn arm_that_is_not_ready(&self, experiment: &Experiment) -> Option<String> {
+    pub(super) fn arm_that_is_not_ready(&self, plan: &ExperimentPlan) -> Option<String> {
         let table = self.flow.routing_table();
-        let not_ready = experiment.plan.arms.iter().find(|arm| {
+        let not_ready = plan.arms.iter().find(|arm| {
             let Some(pool) = arm.pool.and_then(|pool| table.pools.get(pool)) else { return false };
             let own = |position: &usize| arm.backends.is_empty() || arm.backends.contains(position);
             let backends: Vec<_> =
@@ -183,11 +186,24 @@ impl ExperimentControl for App {
         Ok(ExperimentReport::new(&self.find_experiment(name)?, false))
     }
 
+    fn put_experiment(&self, name: &str, mut keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError> {
+        if let Some(other) = keys.remove("name").filter(|other| *other != *name) {
+            let problem = format!("name: {other} is not the name in the path, \"{name}\"; leave it out");
+            return Err(ExperimentError::Invalid { problems: vec![problem] });
+        }
+        self.put_added(AddedExperiment { name: name.to_owned(), keys })?;
+        Ok(ExperimentReport::new(&self.find_experiment(name)?, true))
+    }
+
+    fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError> {
+        self.remove_added(name)
+    }
+
     fn order(&self, name: &str, order: Order) -> Result<ExperimentReport, ExperimentError> {
         let experiment = self.find_experiment(name)?;
         let phase = match order {
             Order::Stop => Phase::Stopped,
-            Order::Start => match self.arm_that_is_not_ready(&experiment) {
+            Order::Start => match self.arm_that_is_not_ready(&experiment.plan) {
                 Some(arm) => return Err(ExperimentError::NotReady { name: name.to_owned(), arm }),
                 None => Phase::Running,
             },

@@ -15,6 +15,7 @@ mod engines;
 mod experiments;
 mod local;
 mod reload;
+mod added_experiments;
 mod start;
 
 pub use app::{App, Source, StartError};

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
-use super::{certificates, engines, experiments};
+use super::{added_experiments, certificates, engines, experiments};
 use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
@@ -41,6 +41,10 @@ const FIRST_PROBE: Duration = Duration::from_secs(2);
 /// Starts a gateway. A reload reads the configuration from `source`.
 pub async fn start(mut config: Config, source: Source) -> Result<Running, StartError> {
     let now = Instant::now();
+    let added = match &source {
+        Source::File { path, sets } => added_experiments::restore(&mut config, path, sets),
+        Source::Fixed => Vec::new(),
+    };
     let counters = load_counters(&config)?;
     let listener = Listener::bind(config.server.listen).await?;
     let admin_socket = admin::bind(config.server.admin).await?;
@@ -79,6 +83,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         clients: Arc::clone(&clients),
         config: ArcSwap::new(config),
         source,
+        added: parking_lot::Mutex::new(added),
         loaded: parking_lot::Mutex::new(Loaded { layout, counters }),
         started: now,
         last_reload: parking_lot::Mutex::default(),

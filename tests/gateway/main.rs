@@ -23,6 +23,7 @@ mod tunnel;
 mod ports;
 
 mod access_log;
+mod added_experiments;
 mod admin;
 mod bodies;
 mod broken;

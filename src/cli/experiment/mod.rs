@@ -1,4 +1,4 @@
-//! `sluice experiment list|show|start|stop|promote|report`: the experiments of a running gateway.
+//! `sluice experiment list|show|create|remove|start|stop|promote|report`: the experiments of a running gateway.
 //!
 //! Exit codes: 0 done; 1 refused or failed (the message says why and what to do); 2 wrong usage.
 
@@ -6,10 +6,11 @@ mod text;
 mod page;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
+use serde_json::{Map, Value};
 
 use super::admin_command::{exit_code, with_client};
 use crate::admin::{AdminClient, AdminClientError, encode};
@@ -44,6 +45,16 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Create an experiment, or replace one that was created so; it survives restarts of the gateway
+    Create {
+        /// A JSON object with the keys of [[experiment]]; -: from stdin
+        file: PathBuf,
+    },
+    /// Remove an experiment that was created so
+    Remove {
+        /// The experiment
+        name: String,
     },
     /// Let requests take part
     Start {
@@ -90,8 +101,35 @@ enum Format {
 enum Failed {
     #[error(transparent)]
     Client(#[from] AdminClientError),
+    #[error("{message}\n{}", problems.join("\n"))]
+    Problems { message: String, problems: Vec<String> },
+    #[error("cannot read {}: {reason}", path.display())]
+    Input { path: PathBuf, reason: String },
+    #[error("{}: name: missing; name the experiment", .0.display())]
+    NoName(PathBuf),
     #[error("cannot write {path}: {source}")]
     Output { path: String, source: std::io::Error },
+}
+
+impl Failed {
+    fn with_problems(error: AdminClientError) -> Self {
+        match error {
+            AdminClientError::Refused { message, problems, .. } if !problems.is_empty() => {
+                Self::Problems { message, problems }
+            }
+            error => Self::Client(error),
+        }
+    }
+}
+
+fn read_object(file: &Path) -> Result<Map<String, Value>, Failed> {
+    let failed = |reason: String| Failed::Input { path: file.to_owned(), reason };
+    let text = match file.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin()),
+        _ => std::fs::read_to_string(file),
+    };
+    let text = text.map_err(|error| failed(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| failed(format!("it is not a JSON object: {error}")))
 }
 
 /// Runs the command.
@@ -109,6 +147,18 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         Command::Show { name, json } => {
             let report: ExperimentReport = client.get(&path(name)).await?;
             print(&if *json { as_json(&report) } else { text::show(&report) })
+        }
+        Command::Create { file } => {
+            let object = read_object(file)?;
+            let name = object.get("name").and_then(Value::as_str).ok_or_else(|| Failed::NoName(file.clone()))?;
+            // Cannot fail: all keys are strings.
+            let body = serde_json::to_vec(&object).unwrap_or_default();
+            let report: ExperimentReport = client.put(&path(name), body.into()).await.map_err(Failed::with_problems)?;
+            print(&text::phase(&report))
+        }
+        Command::Remove { name } => {
+            let _: Value = client.delete(&path(name)).await?;
+            print(&format!("{name} is removed"))
         }
         Command::Start { name } => order(client, &format!("{}/start", path(name))).await,
         Command::Stop { name } => order(client, &format!("{}/stop", path(name))).await,

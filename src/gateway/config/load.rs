@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::Path;
 
+use super::added::{self, AddedExperiment};
 use super::coverage;
 use super::experiment_rules;
 use super::file::{Document, Entry, Value};
@@ -62,6 +63,14 @@ impl Config {
     /// # Errors
     /// Every problem at once; the caller exits with 78, or keeps the configuration it has.
     pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, Problems> {
+        Self::load_with(path, sets, &[])
+    }
+
+    /// The same with experiments of the admin API.
+    ///
+    /// # Errors
+    /// Every problem at once; those of the added experiments have [`Origin::Api`].
+    pub fn load_with(path: &Path, sets: &[String], added: &[AddedExperiment]) -> Result<Loaded, Problems> {
         let source = path.display().to_string();
         let failed = |reason: String| {
             let situation = Situation::Unreadable { path: source.clone(), reason };
@@ -76,7 +85,7 @@ impl Config {
         }
         let file = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
         let folder = file.parent().unwrap_or(Path::new("/"));
-        Self::parse(&text, &source, sets, &Surroundings::of_process(folder))
+        parse_with(&text, &source, (sets, added), &Surroundings::of_process(folder))
     }
 
     /// Reads a text, called `source` in messages; for tests and for configurations that are not files.
@@ -89,10 +98,7 @@ impl Config {
         sets: &[String],
         surroundings: &Surroundings<'_>,
     ) -> Result<Loaded, Problems> {
-        match Document::parse(text) {
-            Ok(document) => finish(document, source, sets, surroundings),
-            Err(problems) => Err(Problems::sorted(source, problems)),
-        }
+        parse_with(text, source, (sets, &[]), surroundings)
     }
 
     /// Makes a configuration of flags: one pool for everything, or, when there are long backends, a
@@ -103,17 +109,30 @@ impl Config {
     pub fn from_flags(flags: &Flags, sets: &[String], surroundings: &Surroundings<'_>) -> Result<Loaded, Problems> {
         let source = "command line";
         let document = Document::parse(&written(flags)).map_err(|problems| Problems::sorted(source, problems))?;
-        finish(document.attributed_to(Origin::Flag), source, sets, surroundings)
+        finish(document.attributed_to(Origin::Flag), source, (sets, &[]), surroundings)
+    }
+}
+
+fn parse_with(
+    text: &str,
+    source: &str,
+    changes: (&[String], &[AddedExperiment]),
+    surroundings: &Surroundings<'_>,
+) -> Result<Loaded, Problems> {
+    match Document::parse(text) {
+        Ok(document) => finish(document, source, changes, surroundings),
+        Err(problems) => Err(Problems::sorted(source, problems)),
     }
 }
 
 fn finish(
     mut document: Document,
     source: &str,
-    sets: &[String],
+    (sets, added): (&[String], &[AddedExperiment]),
     surroundings: &Surroundings<'_>,
 ) -> Result<Loaded, Problems> {
     let mut problems = document.set_all(sets);
+    added::add(&mut document, added);
     let mut report = Report::new(&document, surroundings);
     let root = Entry { value: Value::Table(document.root.clone()), origin: Origin::Default };
     let place = Place { path: String::new(), origin: Origin::Default };

@@ -5,7 +5,7 @@
 //! definitions come reading, `sluice check`, the changes of a reload and the reference file. **To add a key, add a field.**
 //!
 //! ```text
-//!   file.rs  TOML with the line of every value  <- set.rs applies --set
+//!   file.rs  TOML with the line of every value  <- set.rs applies --set, added.rs adds experiments of the admin API
 //!      |     key.rs, table.rs, setting.rs, value.rs read it by the definitions; report.rs collects every problem
 //!   root.rs  Config                             <- rules.rs, coverage.rs, experiment_rules.rs check what concerns several keys
 //!      |
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! - every problem is reported at once, with key path, line and a suggestion;
-//! - every value has an origin (default, line, `--set`, flag), which `sluice check` prints;
+//! - every value has an origin (default, line, `--set`, flag, admin API), which `sluice check` prints;
 //! - a [`Config`] is valid by construction: names have become dense ids, secrets have been read, ranges cover every prompt
 //!   length exactly once. Nothing else in the crate knows TOML or defaults.
 //!
@@ -26,6 +26,7 @@ mod origin;
 mod problem;
 mod file;
 mod set;
+mod added;
 mod key;
 mod report;
 mod setting;
@@ -54,6 +55,7 @@ pub mod diff;
 #[cfg(test)]
 mod tests;
 
+pub use added::AddedExperiment;
 pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit};
 pub use backend::{ArgValue, Backend, Control, Launch, Target};

@@ -1,4 +1,4 @@
-//! Where a value came from: a default, a line of the file, `--set`, or the command line.
+//! Where a value came from: a default, a line of the file, `--set`, the command line, or the admin API.
 //!
 //! Reading notes one origin per key, also for keys that are absent. So `sluice check` can print where each value came from,
 //! and a problem can point at the place that caused it. Paths are written as in problems: `pool[0].queue.length`.
@@ -23,6 +23,8 @@ pub enum Origin {
     Set(usize),
     /// Another flag, such as `--backend`.
     Flag,
+    /// The admin API.
+    Api,
 }
 
 impl fmt::Display for Origin {
@@ -32,6 +34,7 @@ impl fmt::Display for Origin {
             Self::File { line, .. } => write!(f, "line {line}"),
             Self::Set(_) => f.write_str("--set"),
             Self::Flag => f.write_str("command line"),
+            Self::Api => f.write_str("admin API"),
         }
     }
 }

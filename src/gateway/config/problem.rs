@@ -259,7 +259,7 @@ impl fmt::Display for Problem {
         match self.origin {
             Origin::File { line, column } => write!(f, "{line}:{column}: ")?,
             Origin::Set(_) if self.path.is_empty() => {}
-            Origin::Set(_) => write!(f, "{}: ", self.origin)?,
+            Origin::Set(_) | Origin::Api => write!(f, "{}: ", self.origin)?,
             // The source of the report names it already.
             Origin::Flag | Origin::Default => {}
         }

@@ -1,0 +1,61 @@
+//! An experiment that the admin API adds to those of the file: a JSON object with the keys of `[[experiment]]`.
+//!
+//! It becomes one more element of the document before anything is read, so the same definitions and rules apply to it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::file::{Document, Entry, Table, Value};
+use super::origin::Origin;
+
+/// The key of the list that it is added to.
+const LIST: &str = "experiment";
+
+/// An experiment as it was sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AddedExperiment {
+    /// Its name, unique among all experiments.
+    pub name: String,
+    /// Its other keys.
+    pub keys: serde_json::Map<String, Json>,
+}
+
+/// Adds experiments behind those of the file.
+pub(super) fn add(document: &mut Document, added: &[AddedExperiment]) {
+    if added.is_empty() {
+        return;
+    }
+    let empty = || Entry { value: Value::List(Vec::new()), origin: Origin::Api };
+    let list = document.root.entry(LIST.to_owned()).or_insert_with(empty);
+    // What is no list is a problem of the file.
+    if let Value::List(elements) = &mut list.value {
+        elements.extend(added.iter().map(|experiment| {
+            let mut table = table(&experiment.keys);
+            table.insert("name".to_owned(), entry(Value::Text(experiment.name.clone())));
+            entry(Value::Table(table))
+        }));
+    }
+}
+
+fn entry(value: Value) -> Entry {
+    Entry { value, origin: Origin::Api }
+}
+
+/// A key that is null is as good as absent.
+fn table(object: &serde_json::Map<String, Json>) -> Table {
+    object.iter().filter_map(|(key, json)| Some((key.clone(), entry(value(json)?)))).collect()
+}
+
+fn value(json: &Json) -> Option<Value> {
+    Some(match json {
+        Json::Null => return None,
+        Json::Bool(flag) => Value::Bool(*flag),
+        Json::Number(number) => match number.as_i64() {
+            Some(number) => Value::Int(number),
+            None => Value::Float(number.as_f64()?),
+        },
+        Json::String(text) => Value::Text(text.clone()),
+        Json::Array(elements) => Value::List(elements.iter().filter_map(value).map(entry).collect()),
+        Json::Object(object) => Value::Table(table(object)),
+    })
+}
