@@ -9,11 +9,13 @@
 //! | POST `/admin/experiments/{name}/start`, `/stop` | its phase; requests that are in flight finish in their arm |
 //! | POST `/admin/experiments/{name}/promote/{arm}` | the same: all units of the experiment are in that arm |
 
+use std::sync::Arc;
+
 use http::{Method, StatusCode};
 use serde_json::{Map, Value};
 
 use super::restart_query::decode;
-use crate::experiment::ExperimentReport;
+use crate::experiment::{ExperimentReport, RATEABLE};
 
 /// What an operator wants of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +111,12 @@ pub enum ExperimentError {
         "the gateway was started without a configuration file, which experiments are checked with; start it with --config"
     )]
     NoFile,
+    /// No answer to that request can be rated.
+    #[error(
+        "no answer to a request with the id '{0}' can be rated: it is the x-request-id of the response to a request in an \
+         experiment that runs, and of the latest {RATEABLE} of each experiment"
+    )]
+    UnknownRequest(String),
     /// An arm could not serve a request now.
     #[error(
         "experiment.{name}.arm.{arm}: none of its backends is ready; start one of them first (sluice backend list)"
@@ -126,6 +134,7 @@ impl ExperimentError {
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Unknown { .. } | Self::UnknownArm { .. } => (StatusCode::NOT_FOUND, "no_such_experiment"),
+            Self::UnknownRequest(_) => (StatusCode::NOT_FOUND, "no_such_request"),
             Self::Declared { .. } => (StatusCode::CONFLICT, "declared_in_file"),
             Self::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_experiment"),
             Self::NoFile => (StatusCode::CONFLICT, "no_config_file"),
@@ -146,6 +155,9 @@ pub trait ExperimentControl {
 
     /// One experiment, whole.
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError>;
+
+    /// Adds a user's rating of the answer to a request. Returns the label of the arm that gave it.
+    fn rate(&self, request_id: &str, good: bool) -> Result<Arc<str>, ExperimentError>;
 
     /// Creates an experiment, or replaces one that was created so.
     fn put_experiment(&self, name: &str, keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError>;

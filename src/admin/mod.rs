@@ -9,6 +9,7 @@
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
 //! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
+//! | POST `/admin/feedback/{request id}` | a user's rating of an answer, `{"good": true}` or false; the arm that gave it | yes |
 //! | GET, POST, PUT, DELETE `/admin/experiments/..` | experiments, see [`experiments`] | yes |
 //!
 //! The options of a restart are in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.

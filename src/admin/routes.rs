@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::access::{Denied, Protection};
 use super::control::Control;
 use super::error::{BackendRestartError, ReloadError};
-use super::experiments::ExperimentRoute;
+use super::experiments::{ExperimentError, ExperimentRoute};
 use super::restart_query::{self, decode};
 use crate::fleet::{ChangeStarted, RestartBlocked, RestartError};
 
@@ -69,6 +69,7 @@ enum Route {
     SetDraining { pool: String, backend: String, draining: bool },
     Restart { pool: String, backend: String },
     Experiments(ExperimentRoute),
+    Feedback(String),
 }
 
 impl Route {
@@ -79,6 +80,7 @@ impl Route {
             "/health" => Self::Health,
             "/admin/status" => Self::Status,
             "/admin/reload" => Self::Reload,
+            _ if path.starts_with("/admin/feedback/") => Self::Feedback(decode(&path["/admin/feedback/".len()..])?),
             _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path, method)?),
             _ => {
                 // Names may contain a slash, which then comes encoded.
@@ -102,7 +104,7 @@ impl Route {
         match self {
             Self::Page | Self::Metrics | Self::Health | Self::Status => &[Method::GET, Method::HEAD],
             Self::Experiments(route) => route.methods(),
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } => &[Method::POST],
+            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Feedback(_) => &[Method::POST],
         }
     }
 
@@ -111,7 +113,7 @@ impl Route {
     }
 
     fn takes_body(&self) -> bool {
-        matches!(self, Self::Experiments(ExperimentRoute::Put(_)))
+        matches!(self, Self::Experiments(ExperimentRoute::Put(_)) | Self::Feedback(_))
     }
 
     fn protection(&self) -> Protection {
@@ -120,7 +122,11 @@ impl Route {
             Self::Page | Self::Metrics => Protection::Host,
             Self::Status => Protection::Token,
             Self::Experiments(route) if !route.is_change() => Protection::Token,
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Experiments(_) => Protection::Change,
+            Self::Reload
+            | Self::SetDraining { .. }
+            | Self::Restart { .. }
+            | Self::Experiments(_)
+            | Self::Feedback(_) => Protection::Change,
         }
     }
 }
@@ -197,6 +203,7 @@ impl Admin {
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
             Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
             Route::Experiments(route) => self.experiments(route, body),
+            Route::Feedback(id) => self.feedback(&id, &body),
         }
     }
 
@@ -248,16 +255,21 @@ impl Admin {
         };
         match result {
             Ok(report) => json(StatusCode::OK, &report),
-            Err(refused) => {
-                let (status, code) = refused.status();
-                let message = refused.to_string();
-                match refused.problems() {
-                    [] => error(status, code, &message),
-                    problems => {
-                        json(status, &json!({ "error": { "code": code, "message": message, "problems": problems } }))
-                    }
-                }
+            Err(refused) => refusal(&refused),
+        }
+    }
+
+    fn feedback(&self, request_id: &str, body: &Map<String, Value>) -> AdminResponse {
+        let good = match body.get("good") {
+            Some(Value::Bool(good)) if body.len() == 1 => *good,
+            _ => {
+                let message = "the body is not a rating; send {\"good\": true} or {\"good\": false}";
+                return error(StatusCode::BAD_REQUEST, "bad_request", message);
             }
+        };
+        match self.control.rate(request_id, good) {
+            Ok(arm) => json(StatusCode::OK, &json!({ "arm": arm, "good": good })),
+            Err(refused) => refusal(&refused),
         }
     }
 
@@ -297,6 +309,14 @@ impl Admin {
         };
         tracing::warn!(pool, backend, "restart refused: {refused}");
         error(status, code, &refused.to_string())
+    }
+}
+
+fn refusal(refused: &ExperimentError) -> AdminResponse {
+    let ((status, code), message) = (refused.status(), refused.to_string());
+    match refused.problems() {
+        [] => error(status, code, &message),
+        problems => json(status, &json!({ "error": { "code": code, "message": message, "problems": problems } })),
     }
 }
 

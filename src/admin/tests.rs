@@ -89,6 +89,10 @@ impl ExperimentControl for Fake {
         }
     }
 
+    fn rate(&self, request_id: &str, _: bool) -> Result<Arc<str>, ExperimentError> {
+        Err(ExperimentError::UnknownRequest(request_id.to_owned()))
+    }
+
     fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError> {
         Err(ExperimentError::Declared { name: name.to_owned() })
     }

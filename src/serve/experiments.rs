@@ -195,6 +195,11 @@ impl ExperimentControl for App {
         Ok(ExperimentReport::new(&self.find_experiment(name)?, true))
     }
 
+    fn rate(&self, request_id: &str, good: bool) -> Result<Arc<str>, ExperimentError> {
+        let rated = self.learned.experiments.rate(request_id, good);
+        rated.ok_or_else(|| ExperimentError::UnknownRequest(request_id.to_owned()))
+    }
+
     fn remove_experiment(&self, name: &str) -> Result<(), ExperimentError> {
         self.remove_added(name)
     }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
 use super::{added_experiments, certificates, engines, experiments};
-use crate::admin;
+use crate::admin::{self, ExperimentControl as _};
 use crate::config::{Config, OnExit};
 use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
@@ -90,6 +90,9 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
+    // Weak: the app holds its telemetry.
+    let shown = Arc::downgrade(&app);
+    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.experiments()));
     app.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;

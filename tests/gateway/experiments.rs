@@ -179,3 +179,60 @@ async fn an_arm_without_a_ready_backend_is_refused_by_name_and_traffic_flows_on(
     assert_eq!(base.count(), 10);
     gateway.settled().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_users_rating_counts_for_the_arm_that_answered_and_an_unknown_request_is_refused() {
+    let (engines, state) =
+        ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
+    let gateway = start(engines.each_ref().map(Engine::url), state.path()).await;
+    let mut ids = Vec::new();
+    for user in 0..20 {
+        let response = gateway.request(of_user(user)).await;
+        let header = |name: &str| response.head.header(name).unwrap().to_owned();
+        ids.push((header("x-request-id"), header("x-sluice-arm")));
+    }
+    eventually("all are measured", async || requests(&report(&gateway).await) == 20).await;
+    let rate = async |id: &str, body: &str| {
+        let request = post(&format!("/admin/feedback/{id}"), "x-sluice-admin: 1\r\n", body.as_bytes());
+        TestClient::to(gateway.admin()).await.request(request).await
+    };
+    for (number, (id, arm)) in ids.iter().enumerate() {
+        let response = rate(id, &format!("{{\"good\": {}}}", number % 4 != 0)).await;
+        assert_eq!(
+            (response.status(), response.json()["arm"].as_str()),
+            (200, Some(arm.as_str())),
+            "{}",
+            response.text()
+        );
+    }
+    let ratings = async || {
+        let report = report(&gateway).await;
+        report["arms"].as_array().unwrap().iter().map(|arm| arm["quality"]["bad_ratings"].clone()).collect::<Vec<_>>()
+    };
+    let of_arm = |label: &str| {
+        let own = || ids.iter().enumerate().filter(|(_, (_, arm))| arm == label);
+        serde_json::json!([own().filter(|(number, _)| number % 4 == 0).count(), own().count()])
+    };
+    assert_eq!(ratings().await, [of_arm("x/base"), of_arm("x/lora")]);
+    assert_eq!(rate(&ids[0].0, "{\"good\": false}").await.status(), 200, "the same once more");
+    assert_eq!(ratings().await, [of_arm("x/base"), of_arm("x/lora")]);
+    let unknown = rate("no-such-request", "{\"good\": true}").await;
+    assert_eq!((unknown.status(), unknown.json()["error"]["code"].as_str()), (404, Some("no_such_request")));
+    assert!(
+        unknown.text().contains("no answer to a request with the id 'no-such-request' can be rated"),
+        "{}",
+        unknown.text()
+    );
+    for body in ["", "{}", "{\"good\": 1}", "{\"good\": true, \"x\": 1}"] {
+        assert_eq!(rate(&ids[0].0, body).await.status(), 400, "{body}");
+    }
+    let finish = report(&gateway).await["arms"][0]["quality"]["finish"][0].clone();
+    assert_eq!(finish, serde_json::json!(["stop", engines[0].count()]));
+    let page = gateway.page().await;
+    let series = format!("sluice_arm_requests_total{{arm=\"x/base\"}} {}", engines[0].count());
+    assert!(
+        page.contains(&series) && page.contains("sluice_experiment_state{experiment=\"x\",state=\"running\"} 1"),
+        "{page}"
+    );
+    gateway.settled().await;
+}

@@ -6,6 +6,7 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 
 use crate::experiment::report::{ArmReport, ChangeReport, ComparisonReport, Range, RateReport};
+use crate::experiment::verdict::QUALITY;
 use crate::experiment::{ExperimentReport, Quantity};
 
 /// All experiments, one row each.
@@ -134,6 +135,9 @@ pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &Comparison
     }
     rows.push(rate_row("errors", &comparison.failures));
     rows.push(rate_row("missed objectives", &comparison.misses));
+    let seen = |rates: &RateReport| rates.arm > 0.0 || rates.control > 0.0;
+    let quality = QUALITY.iter().zip(&comparison.quality).filter(|(_, rates)| seen(rates));
+    rows.extend(quality.map(|(name, rates)| rate_row(name, rates)));
     rows
 }
 

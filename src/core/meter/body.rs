@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::slo::Timings;
-use crate::openai::response::{self, ResponseSummary, TokenUsage, UpstreamError};
+use crate::openai::response::{self, Answer, ResponseSummary, TokenUsage, UpstreamError};
 
 /// Bytes of a response that are kept. vLLM puts only a few short members behind `usage`.
 pub const KEEP: usize = 64 << 10;
@@ -31,6 +31,8 @@ pub struct BodyStats {
     pub usage: TokenUsage,
     /// The error, when the body is one.
     pub error: Option<UpstreamError>,
+    /// What it says of its answer, unless it is too long to be read whole.
+    pub answer: Answer,
 }
 
 impl BodyMeter {
@@ -56,11 +58,12 @@ impl BodyMeter {
     /// Ends the response.
     pub fn finish(&self, now: Instant) -> BodyStats {
         let read = if self.truncated {
-            ResponseSummary { usage: response::usage_in_tail(&self.kept), error: None }
+            ResponseSummary { usage: response::usage_in_tail(&self.kept), ..ResponseSummary::default() }
         } else {
             response::read(&self.kept)
         };
-        BodyStats { e2el: now - self.start, usage: read.usage.unwrap_or_default(), error: read.error }
+        let usage = read.usage.unwrap_or_default();
+        BodyStats { e2el: now - self.start, usage, error: read.error, answer: read.answer }
     }
 }
 

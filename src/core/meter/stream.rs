@@ -25,7 +25,7 @@ pub use super::strip::Strip;
 use super::strip::Stripper;
 use crate::openai::chunk::{self, Memo};
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
-use crate::openai::response::{TokenUsage, UpstreamError};
+use crate::openai::response::{Answer, TokenUsage, UpstreamError};
 use crate::openai::sse::SseScanner;
 
 /// The meter of one stream.
@@ -63,6 +63,8 @@ pub struct StreamStats {
     pub oversize_events: u64,
     /// Whether a finish reason was seen.
     pub finished: bool,
+    /// What the response says of its answer.
+    pub answer: Answer,
     /// Whether the end was seen (`[DONE]`, `message_stop`, a terminal response).
     pub done: bool,
     /// The first error in the stream.
@@ -195,6 +197,7 @@ impl Tally {
             self.stats.usage.update(usage);
         }
         self.stats.finished |= event.finish;
+        self.stats.answer.update(event.answer);
         self.stats.done |= event.kind == EventKind::Done || (event.finish && self.dialect == Dialect::Responses);
         let output = !event.aborted && (event.kind == EventKind::Content || (event.finish && self.first.is_none()));
         if output {

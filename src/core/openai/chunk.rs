@@ -14,7 +14,7 @@
 use super::event::{Dialect, EventKind, StreamEvent};
 use super::fast;
 pub use super::fast::Memo;
-use super::response::{self, FlatError, TokenUsage, UpstreamError};
+use super::response::{self, Answer, FinishReason, FlatError, TokenUsage, UpstreamError};
 use super::scan::{JsonKind, ScanError, Scanner, Span};
 use super::sse::Fields;
 
@@ -93,6 +93,7 @@ fn choices(data: &[u8]) -> Result<StreamEvent, ScanError> {
                     content |= choice.content;
                     event.finish |= choice.finish;
                     event.aborted |= choice.aborted;
+                    event.answer.update(choice.answer);
                     Ok::<_, ScanError>(())
                 })?;
             }
@@ -120,6 +121,7 @@ struct Choice {
     content: bool,
     finish: bool,
     aborted: bool,
+    answer: Answer,
 }
 
 fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
@@ -132,8 +134,14 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
             b"delta" if scanner.kind()? == JsonKind::Object => {
                 scanner.object(|scanner, key| {
                     match &*key.bytes() {
-                        b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call"
-                        | b"refusal" => choice.content |= is_filled(scanner)?,
+                        b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call" => {
+                            choice.content |= is_filled(scanner)?;
+                        }
+                        b"refusal" => {
+                            let is_filled = is_filled(scanner)?;
+                            choice.content |= is_filled;
+                            choice.answer.refused |= is_filled;
+                        }
                         _ => drop(scanner.skip()?),
                     }
                     Ok::<_, ScanError>(())
@@ -142,7 +150,10 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
             b"text" => choice.content |= is_filled(scanner)?,
             b"finish_reason" if scanner.kind()? == JsonKind::String => {
                 let reason = scanner.text()?.raw;
-                choice.finish |= !reason.is_empty();
+                if !reason.is_empty() {
+                    choice.finish = true;
+                    choice.answer.finished(FinishReason::of(reason));
+                }
                 choice.aborted |= reason == response::ABORT;
             }
             _ => drop(scanner.skip()?),
@@ -169,7 +180,7 @@ fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
 struct Typed {
     name: String,
     filled: bool,
-    stopped: bool,
+    stopped: Option<FinishReason>,
     usage: Option<TokenUsage>,
     error: Option<UpstreamError>,
     flat: FlatError,
@@ -212,7 +223,10 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
     scanner.object(|scanner, key| {
         match &*key.bytes() {
             b"text" | b"thinking" | b"partial_json" => typed.filled |= is_filled(scanner)?,
-            b"stop_reason" => typed.stopped |= is_filled(scanner)?,
+            b"stop_reason" if scanner.kind()? == JsonKind::String => {
+                let reason = scanner.text()?.raw;
+                typed.stopped = (!reason.is_empty()).then(|| FinishReason::of(reason)).or(typed.stopped);
+            }
             _ => drop(scanner.skip()?),
         }
         Ok::<_, ScanError>(())
@@ -223,13 +237,17 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
 impl Typed {
     fn response(self) -> StreamEvent {
         let usage = self.usage;
+        let mut answer = Answer { refused: self.name == "response.refusal.delta" && self.filled, ..Answer::default() };
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
-                StreamEvent { kind: EventKind::Usage, finish: true, usage, ..StreamEvent::default() }
+                // The usual reason for an incomplete one; the other is a content filter, which vLLM does not have.
+                let reason = if self.name == "response.completed" { FinishReason::Stop } else { FinishReason::Length };
+                answer.finished(reason);
+                StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, ..StreamEvent::default() }
             }
             "response.failed" | "error" => self.failed(),
             name if name.ends_with(".delta") && self.filled => {
-                StreamEvent { kind: EventKind::Content, usage, ..StreamEvent::default() }
+                StreamEvent { kind: EventKind::Content, answer, usage, ..StreamEvent::default() }
             }
             _ if self.error.is_some() => self.failed(),
             name if name.starts_with("response.") => StreamEvent { kind: EventKind::Empty, ..StreamEvent::default() },
@@ -239,13 +257,17 @@ impl Typed {
 
     fn message(self) -> StreamEvent {
         let usage = self.usage;
-        let event = |kind, finish| StreamEvent { kind, finish, usage, ..StreamEvent::default() };
+        let mut answer = Answer::default();
+        if let Some(reason) = self.stopped {
+            answer.finished(reason);
+        }
+        let event = |kind, finish| StreamEvent { kind, finish, answer, usage, ..StreamEvent::default() };
         match self.name.as_str() {
             "content_block_delta" if self.filled => event(EventKind::Content, false),
             "message_start" | "content_block_start" | "content_block_delta" | "content_block_stop" => {
                 event(EventKind::Empty, false)
             }
-            "message_delta" => event(EventKind::Usage, self.stopped),
+            "message_delta" => event(EventKind::Usage, self.stopped.is_some()),
             "message_stop" => event(EventKind::Done, false),
             _ if self.name == "error" || self.error.is_some() => self.failed(),
             _ => StreamEvent::default(),

@@ -3,7 +3,7 @@
 //! [`chunk`](super::chunk) fills them by scanning, the fast path by matching a template; the meter consumes them. They have a
 //! file of their own so that neither reader imports the other.
 
-use super::response::{TokenUsage, UpstreamError};
+use super::response::{Answer, TokenUsage, UpstreamError};
 use super::route::Route;
 
 /// The format of a stream's events.
@@ -55,6 +55,8 @@ pub struct StreamEvent {
     pub finish: bool,
     /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does when it shuts down.
     pub aborted: bool,
+    /// What it says of the answer.
+    pub answer: Answer,
     /// The usage it reports; on content events only with continuous usage.
     pub usage: Option<TokenUsage>,
     /// The error, on [`EventKind::Error`].

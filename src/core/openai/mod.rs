@@ -29,7 +29,7 @@ pub use event::{Dialect, EventKind, StreamEvent};
 pub use prefix::{Beginning, PromptParts, PromptPrefix};
 pub use request::RequestView;
 pub use request_error::RequestError;
-pub use response::{TokenUsage, UpstreamError};
+pub use response::{Answer, FinishReason, TokenUsage, UpstreamError};
 pub use rewrite::{EditPoints, EditedBody, Edits, UsageEdit};
 pub use route::Route;
 pub use shape::{PromptShape, TextShape};

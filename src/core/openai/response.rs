@@ -10,6 +10,8 @@
 //! `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a number or a
 //! string with a number; any other string is ignored. Messages are cut to [`MAX_MESSAGE`] bytes.
 
+use serde::{Deserialize, Serialize};
+
 use super::scan::{JsonKind, ScanError, Scanner};
 
 /// Bytes of an upstream's error message that are kept, for logs.
@@ -18,6 +20,71 @@ pub const MAX_MESSAGE: usize = 512;
 /// The finish reason of a request that the engine ended, as vLLM does with running requests when it shuts down: the
 /// response is well-formed but incomplete.
 pub(super) const ABORT: &[u8] = b"abort";
+
+/// How the generation of an answer ended, as the engine says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it, or a stop word.
+    Stop,
+    /// It has as many tokens as were allowed.
+    Length,
+    /// The model calls a tool.
+    ToolCalls,
+    /// It was withheld, or the model refused.
+    ContentFilter,
+    /// Anything else.
+    Other,
+}
+
+impl FinishReason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Stop, Self::Length, Self::ToolCalls, Self::ContentFilter, Self::Other];
+
+    /// The reason by its name in any dialect.
+    pub(super) fn of(name: &[u8]) -> Self {
+        match name {
+            b"stop" | b"end_turn" | b"stop_sequence" | b"completed" => Self::Stop,
+            b"length" | b"max_tokens" | b"max_output_tokens" => Self::Length,
+            b"tool_calls" | b"function_call" | b"tool_use" => Self::ToolCalls,
+            b"content_filter" | b"refusal" => Self::ContentFilter,
+            _ => Self::Other,
+        }
+    }
+
+    /// Its name in metrics and reports.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+            Self::ContentFilter => "content_filter",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// What a response says of its answer. Of several choices, what the last one says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// How it ended.
+    pub finish: Option<FinishReason>,
+    /// Whether it is marked as a refusal: it has a refusal text, or was ended by a content filter. A refusal in the words of an
+    /// answer is not seen.
+    pub refused: bool,
+}
+
+impl Answer {
+    /// Takes what `later` says and keeps the rest.
+    pub fn update(&mut self, later: Self) {
+        self.finish = later.finish.or(self.finish);
+        self.refused |= later.refused;
+    }
+
+    pub(super) fn finished(&mut self, reason: FinishReason) {
+        self.update(Self { finish: Some(reason), refused: reason == FinishReason::ContentFilter });
+    }
+}
 
 /// Token counts that a response reports. A field that was not reported is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +130,8 @@ pub struct ResponseSummary {
     pub usage: Option<TokenUsage>,
     /// Its error, when it is one.
     pub error: Option<UpstreamError>,
+    /// What it says of its answer; nothing in the Responses dialect.
+    pub answer: Answer,
 }
 
 /// Reads the JSON body of any route's response. Unreadable parts are ignored: the gateway does not validate responses.
@@ -75,7 +144,10 @@ pub fn read(body: &[u8]) -> ResponseSummary {
         match &*key.bytes() {
             b"usage" => summary.usage = usage(scanner)?,
             b"error" => summary.error = error(scanner)?,
-            b"choices" if scanner.kind()? == JsonKind::Array => aborted |= choices(scanner)?,
+            b"choices" if scanner.kind()? == JsonKind::Array => aborted |= choices(scanner, &mut summary.answer)?,
+            b"stop_reason" if scanner.kind()? == JsonKind::String => {
+                summary.answer.finished(FinishReason::of(scanner.text()?.raw));
+            }
             key => flat.member(scanner, key)?,
         }
         Ok::<_, ScanError>(())
@@ -84,8 +156,8 @@ pub fn read(body: &[u8]) -> ResponseSummary {
     summary
 }
 
-/// Whether one of the choices has the finish reason `abort`.
-fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
+/// Reads the choices into `answer`. Returns whether one of them has the finish reason `abort`.
+fn choices(scanner: &mut Scanner<'_>, answer: &mut Answer) -> Result<bool, ScanError> {
     let mut aborted = false;
     scanner.array(|scanner| {
         if scanner.kind()? != JsonKind::Object {
@@ -93,7 +165,22 @@ fn choices(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
         }
         scanner.object(|scanner, key| {
             match &*key.bytes() {
-                b"finish_reason" if scanner.kind()? == JsonKind::String => aborted |= scanner.text()?.raw == ABORT,
+                b"finish_reason" if scanner.kind()? == JsonKind::String => {
+                    let reason = scanner.text()?.raw;
+                    aborted |= reason == ABORT;
+                    answer.finished(FinishReason::of(reason));
+                }
+                b"message" if scanner.kind()? == JsonKind::Object => {
+                    scanner.object(|scanner, key| {
+                        match &*key.bytes() {
+                            b"refusal" if scanner.kind()? == JsonKind::String => {
+                                answer.refused |= !scanner.text()?.raw.is_empty();
+                            }
+                            _ => drop(scanner.skip()?),
+                        }
+                        Ok::<_, ScanError>(())
+                    })?;
+                }
                 _ => drop(scanner.skip()?),
             }
             Ok::<_, ScanError>(())

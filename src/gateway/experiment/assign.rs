@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::diagnosis::EngineAdapters;
-use super::ledger::Observation;
+use super::ledger::{Ending, Observation};
 use super::plan::{ArmPlan, ExperimentPlan};
 use super::shadow::CopyInFlight;
 use super::state::{ExperimentState, Phase, Progress};
@@ -100,9 +100,13 @@ impl Assigned {
         })
     }
 
-    /// Adds the finished request to the measurements of its arm.
-    pub fn observe(&self, observation: &Observation) {
+    /// Adds the finished request to the measurements of its arm. `request_id`: by which the client may rate its answer.
+    pub fn observe(&self, observation: &Observation, request_id: Option<&str>) {
         if self.measured {
+            let was_served = observation.ending == Ending::Completed && !observation.fell_back;
+            if let Some(id) = request_id.filter(|_| was_served) {
+                self.experiment.state.note_answer(id, self.arm, observation.group);
+            }
             self.experiment.state.observe(&self.experiment.plan, self.arm, observation);
         }
     }
@@ -172,6 +176,15 @@ impl Experiments {
             state.set_exposure(share.unwrap_or(0.0));
             state.review(plan, now);
         }
+    }
+
+    /// Adds a user's rating of the answer to a request. Returns the label of the arm that gave it; `None`: no answer to a
+    /// request of that id is known.
+    pub fn rate(&self, request_id: &str, good: bool) -> Option<Arc<str>> {
+        self.all().iter().find_map(|Experiment { plan, state }| {
+            let arm = state.rate(request_id, good)?;
+            Some(Arc::clone(&plan.arms[arm].label))
+        })
     }
 
     /// The models of the arms that are measured now: adapters, if engines serve them as such.

@@ -17,7 +17,9 @@
 
 use sluice_core::stats::{Estimate, always_valid};
 
-use super::ledger::{ArmLedger, ByClass, CLASSES, Counts, Quantity};
+use super::counts::Counts;
+use super::ledger::{ArmLedger, ByClass, CLASSES, Quantity};
+use super::quality::Quality;
 use super::unit::GROUPS;
 
 /// Groups with values that an arm must have before anything is said.
@@ -68,6 +70,17 @@ impl Pair<'_> {
     /// How often requests miss their objectives.
     pub fn misses(&self) -> Rates {
         self.rates((&self.control.missed, &self.control.judged), (&self.arm.missed, &self.arm.judged))
+    }
+
+    /// How often answers are cut off, refused, and rated as bad.
+    pub fn quality(&self) -> [Rates; 3] {
+        type Events = fn(&Quality) -> (&Counts, &Counts);
+        let events: [Events; 3] = [
+            |quality| (&quality.truncated, &quality.answers),
+            |quality| (&quality.refused, &quality.answers),
+            |quality| (&quality.bad, &quality.rated),
+        ];
+        events.map(|of| self.rates(of(&self.control.quality), of(&self.arm.quality)))
     }
 
     /// The share of both arms' requests that is in the second.

@@ -322,6 +322,7 @@ mod tests {
                 missed: None,
                 fell_back: false,
                 cached: Some(if arm == 0 { (60, 100) } else { (10, 100) }),
+                answer: Default::default(),
             };
             x.state.observe(&x.plan, arm, &observation);
         }

@@ -112,6 +112,7 @@ impl Simulated {
             missed: Some(failed || ttft > 5.0),
             fell_back: false,
             cached: None,
+            answer: Default::default(),
         };
         self.state.observe(&self.plan, arm, &observation);
     }

@@ -10,7 +10,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::counts::Counts;
+use super::quality::Quality;
 use super::unit::GROUPS;
+use sluice_core::openai::Answer;
 
 /// Upper bounds of prompt tokens of the length classes; the last class has none.
 pub const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
@@ -100,6 +103,8 @@ pub struct Observation {
     pub fell_back: bool,
     /// Prompt tokens that the engine had in its prefix cache, and all of them, where the engine says so.
     pub cached: Option<(u64, u64)>,
+    /// What a complete response says of its answer.
+    pub answer: Answer,
 }
 
 impl Observation {
@@ -165,27 +170,6 @@ impl ByClass {
     }
 }
 
-/// Counts of one kind of event, by group.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Counts(pub(super) Vec<f64>);
-
-impl Default for Counts {
-    fn default() -> Self {
-        Self(vec![0.0; GROUPS])
-    }
-}
-
-impl Counts {
-    pub(super) fn total(&self) -> f64 {
-        self.0.iter().sum()
-    }
-
-    /// Groups that have any.
-    pub(super) fn groups(&self) -> usize {
-        self.0.iter().filter(|count| **count > 0.0).count()
-    }
-}
-
 /// What was measured of one arm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmLedger {
@@ -208,6 +192,9 @@ pub struct ArmLedger {
     /// Tokens of these prompts that were there, and all of them.
     #[serde(default)]
     cached: (f64, f64),
+    /// What is known of its answers.
+    #[serde(default)]
+    pub(super) quality: Quality,
 }
 
 impl ArmLedger {
@@ -228,6 +215,7 @@ impl ArmLedger {
             self.cached_prompts += 1.0;
             self.cached = (self.cached.0 + cached as f64, self.cached.1 + all as f64);
         }
+        self.quality.add(group, observation.answer);
         if let Some(missed) = observation.missed {
             self.judged.0[group] += 1.0;
             self.missed.0[group] += f64::from(u8::from(missed));
@@ -237,6 +225,11 @@ impl ArmLedger {
                 quantity.0[observation.class].add(group, value);
             }
         }
+    }
+
+    /// What is known of its answers.
+    pub fn quality(&self) -> &Quality {
+        &self.quality
     }
 
     /// Requests that were assigned to it.

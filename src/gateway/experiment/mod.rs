@@ -7,12 +7,14 @@
 //!   request --> assign: unit, plan, state --> arm          finished request --> ledger --> compare --> verdict
 //! ```
 //!
-//! [`plan`] is an experiment as configured, [`unit`] says how a unit finds its arm, [`ledger`] what is kept of finished
-//! requests, [`compare`] and [`verdict`] what follows from it, [`diagnosis`] why an adapter is slow, [`shadow`] how many copies
+//! [`plan`] is an experiment as configured, [`unit`] says how a unit finds its arm, [`ledger`] and [`quality`] what is kept of
+//! finished requests, [`compare`] and [`verdict`] what follows from it, [`diagnosis`] why an adapter is slow, [`shadow`] how many copies
 //! there may be, [`state`] what outlives a reload, [`report`] what an operator sees. Pure: no clock, no sockets, no metrics library.
 
 pub mod unit;
 pub mod plan;
+pub mod counts;
+pub mod quality;
 pub mod ledger;
 pub mod compare;
 pub mod verdict;
@@ -31,6 +33,7 @@ pub use assign::{Assigned, Experiment, ExperimentSet, Experiments, Saved, Subjec
 pub use diagnosis::{Cause, Diagnosis, EngineAdapters};
 pub use ledger::{ArmLedger, Ending, Observation, Quantity};
 pub use plan::{ArmPlan, ExperimentPlan};
+pub use quality::RATEABLE;
 pub use report::ExperimentReport;
 pub use shadow::{CopyInFlight, CopyOutcome};
 pub use state::{Decision, ExperimentState, Moment, Phase, Progress};

@@ -13,6 +13,7 @@ use super::shadow::CopyOutcome;
 use super::state::{Decision, Moment, Phase};
 use super::verdict::{Comparison, Conclusion, compare};
 use crate::config::Sticky;
+use sluice_core::openai::FinishReason;
 use sluice_core::stats::Estimate;
 use sluice_core::stats::compare::each_of;
 
@@ -80,8 +81,22 @@ pub struct ArmReport {
     pub fell_back: u64,
     /// Completed requests by length of the prompt: below 512, 2,048, 8,192, 32,768 tokens, and more.
     pub lengths: [u64; CLASSES],
+    /// What is known of its answers.
+    #[serde(default)]
+    pub quality: QualityReport,
     /// What was measured.
     pub quantities: Vec<QuantityReport>,
+}
+
+/// What is known of the answers of an arm.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QualityReport {
+    /// How many ended for each reason, where the engine says so.
+    pub finish: Vec<(FinishReason, u64)>,
+    /// How many are marked as refusals.
+    pub refused: u64,
+    /// How many users rated as bad, and how many they rated.
+    pub bad_ratings: (u64, u64),
 }
 
 /// The copies of a shadow arm.
@@ -127,6 +142,9 @@ pub struct ComparisonReport {
     pub failures: RateReport,
     /// Missed objectives.
     pub misses: RateReport,
+    /// Answers that were cut off at their token limit, refusals, and bad ratings among all ratings.
+    #[serde(default)]
+    pub quality: Vec<RateReport>,
     /// Share of both arms' requests that is in the arm; absent unless it certainly differs from the configured share.
     pub mismatch: Option<Range>,
     /// Why the arm is as slow as it is, if it has a model of its own: causes that are known of adapters.
@@ -185,6 +203,7 @@ impl ExperimentReport {
             changes: comparison.findings.iter().map(ChangeReport::new).collect(),
             failures: RateReport::new(comparison.failures),
             misses: RateReport::new(comparison.misses),
+            quality: comparison.quality.into_iter().map(RateReport::new).collect(),
             mismatch: comparison.mismatch.and_then(Range::of),
             diagnosis: diagnose(plan, &progress.arms, &progress.engines[comparison.arm], comparison),
         };
@@ -205,6 +224,11 @@ impl ExperimentReport {
                 missed: ledger.missed(),
                 fell_back: ledger.fell_back(),
                 lengths: ledger.counts(Quantity::E2el),
+                quality: QualityReport {
+                    finish: ledger.quality().finish(),
+                    refused: ledger.quality().refused(),
+                    bad_ratings: ledger.quality().ratings(),
+                },
                 quantities: if short { Vec::new() } else { quantities(ledger, clustered, confidence) },
             },
         );

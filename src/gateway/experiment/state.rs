@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::diagnosis::{EngineAdapters, EngineLooks};
 use super::ledger::{ArmLedger, Observation, Quantity};
 use super::plan::ExperimentPlan;
+use super::quality::RecentAnswers;
 use super::shadow::ArmCopies;
 use super::verdict::{self, Comparison, Conclusion};
 
@@ -100,6 +101,8 @@ pub struct ExperimentState {
     exposure: AtomicU64,
     /// The copies of each arm.
     copies: Vec<Arc<ArmCopies>>,
+    /// Answers that users can rate.
+    recent: Mutex<RecentAnswers>,
     progress: Mutex<Progress>,
 }
 
@@ -123,6 +126,7 @@ impl ExperimentState {
             stopped: AtomicU32::new(stopped),
             exposure: AtomicU64::new(exposure.to_bits()),
             copies: plan.arms.iter().map(|_| Arc::default()).collect(),
+            recent: Mutex::default(),
             progress: Mutex::new(progress),
         };
         state.set_phase(phase);
@@ -204,6 +208,18 @@ impl ExperimentState {
         }
     }
 
+    /// Notes that the answer to a request can be rated.
+    pub(super) fn note_answer(&self, request_id: &str, arm: usize, group: usize) {
+        self.recent.lock().note(request_id, arm, group);
+    }
+
+    /// Adds a user's rating of an answer. Returns its arm; `None`: no answer to a request of that id is known.
+    pub(super) fn rate(&self, request_id: &str, good: bool) -> Option<usize> {
+        let (arm, group, before) = self.recent.lock().rate(request_id, good)?;
+        self.progress.lock().arms.get_mut(arm)?.quality.rate(group, good, before);
+        Some(arm)
+    }
+
     /// Adds a look at the engines to what the arms have seen of those that serve their adapters.
     pub fn note_adapters(&self, plan: &ExperimentPlan, seen: &[EngineAdapters]) {
         let mut progress = self.progress.lock();
@@ -250,7 +266,9 @@ impl ExperimentState {
             progress.decisions[arm] =
                 Some(Decision { conclusion, sentence: sentence.clone(), at: now.as_millisecond(), requests });
             // What is known of copies is known from moments with free room: an operator decides whether that is enough.
-            let may_promote = plan.rules.promote && plan.arms[arm].shadow.is_none();
+            // Neither is an arm that is faster and has worse answers promoted by itself.
+            let worse_answers = comparison.quality.iter().any(|(_, worse)| *worse);
+            let may_promote = plan.rules.promote && plan.arms[arm].shadow.is_none() && !worse_answers;
             if conclusion == Conclusion::Better && may_promote && progress.stops[arm].is_none() {
                 progress.why = Some(format!("{} was promoted: {sentence}", plan.arms[arm].name));
                 self.set_phase(Phase::Promoted(arm));

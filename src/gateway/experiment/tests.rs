@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use sluice_core::base::ModelId;
+use sluice_core::openai::{Answer, FinishReason};
 
 const POOL: &str = "[[model]]\nname = \"m\"\n[[model]]\nname = \"lora\"\n[[model]]\nname = \"other\"\n[[pool]]\nname = \"p\"\n\
                     [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\n";
@@ -29,6 +30,20 @@ fn arm_of(set: &ExperimentSet, user: u64) -> Option<(String, usize)> {
     let unit = Unit::new(format!("user-{user}").as_bytes());
     let assigned = set.assign(&subject, |_| Some(unit), |_| true)?;
     Some((assigned.arm().label.to_string(), assigned.arm))
+}
+
+/// A completed request that took so long in every way.
+fn completed(seconds: f64, group: usize, answer: Answer) -> Observation {
+    Observation {
+        class: 0,
+        group,
+        values: [Some(seconds); Quantity::ALL.len()],
+        ending: Ending::Completed,
+        missed: None,
+        fell_back: false,
+        cached: None,
+        answer,
+    }
 }
 
 fn set(text: &str) -> ExperimentSet {
@@ -158,14 +173,9 @@ fn a_later_gateway_goes_on_with_what_was_saved() {
     let first = Experiments::default();
     first.configure(&config(&text));
     let x = first.find("x").unwrap();
-    let observation = |ordinal: u32| Observation {
-        class: 1,
-        group: 3,
-        values: [Some(f64::from(ordinal).sqrt() / 1000.0); Quantity::ALL.len()],
-        ending: Ending::Completed,
-        missed: Some(false),
-        fell_back: false,
-        cached: None,
+    let observation = |ordinal: u32| {
+        let seconds = f64::from(ordinal).sqrt() / 1000.0;
+        Observation { missed: Some(false), ..completed(seconds, 3, Answer::default()) }
     };
     (0..500).for_each(|ordinal| x.state.observe(&x.plan, 1, &observation(ordinal)));
     first.find("y").unwrap().state.order(Phase::Promoted(1));
@@ -180,6 +190,130 @@ fn a_later_gateway_goes_on_with_what_was_saved() {
     other.configure(&config(&text.replace("weight = 60", "weight = 50").replace("weight = 40", "weight = 50")));
     let phases = ["x", "y"].map(|name| other.find(name).unwrap().state.phase());
     assert_eq!(phases, [Phase::Running; 2], "other weights are another experiment");
+}
+
+/// An experiment in which both arms had 4,000 answers, those of the second 20 % faster: each answer, and whether it was rated as
+/// bad, by its arm and its number.
+fn with_answers(keys: &str, answer: impl Fn(usize, usize) -> (Answer, bool)) -> Experiment {
+    let experiments = Experiments::default();
+    experiments.configure(&config(&experiment("x", keys)));
+    let x = experiments.find("x").unwrap();
+    for number in 0..8_000_usize {
+        let (arm, group) = (number % 2, number / 2 % 64);
+        let seconds = 0.1 * (1.0 - 0.2 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
+        let (answer, bad) = answer(arm, number / 2);
+        x.state.observe(&x.plan, arm, &completed(seconds, group, answer));
+        let id = format!("request-{number}");
+        x.state.note_answer(&id, arm, group);
+        assert_eq!(x.state.rate(&id, !bad), Some(arm));
+    }
+    x
+}
+
+const WHOLE: Answer = Answer { finish: Some(FinishReason::Stop), refused: false };
+const CUT: Answer = Answer { finish: Some(FinishReason::Length), refused: false };
+const REFUSED: Answer = Answer { finish: Some(FinishReason::Stop), refused: true };
+
+/// 15 % of the answers of the second arm, 5 % of the others.
+fn often(arm: usize, number: usize) -> bool {
+    number % 100 < if arm == 1 { 15 } else { 5 }
+}
+
+#[test]
+fn faster_with_worse_answers_is_said_with_an_interval_and_not_promoted() {
+    type Answers = fn(usize, usize) -> (Answer, bool);
+    let cases: [(Answers, &str); 3] = [
+        (|arm, number| (if often(arm, number) { CUT } else { WHOLE }, false), "token limit"),
+        (|arm, number| (if often(arm, number) { REFUSED } else { WHOLE }, false), "refusals"),
+        (|arm, number| (WHOLE, often(arm, number)), "bad ratings"),
+    ];
+    for (position, (answers, name)) in cases.into_iter().enumerate() {
+        let x = with_answers("promote = true", answers);
+        let comparison = &x.state.review(&x.plan, Timestamp::UNIX_EPOCH)[0];
+        assert_eq!(comparison.conclusion, Conclusion::Better, "by its speed");
+        let worse = comparison.quality.map(|(_, worse)| worse);
+        assert_eq!(worse, std::array::from_fn(|one| one == position), "{name}");
+        let times = comparison.quality[position].0.times;
+        assert!(times.low > 1.0 && times.contains(3.0), "{name}: {times:?}");
+        let sentence = comparison.sentence(&x.plan);
+        let wanted = format!("{name} 15.0 % instead of 5.0 %");
+        assert!(sentence.contains("but its answers are worse: ") && sentence.contains(&wanted), "{sentence}");
+        assert_eq!(x.state.phase(), Phase::Running, "not promoted");
+    }
+}
+
+#[test]
+fn equal_answers_are_not_called_worse_and_the_faster_arm_is_promoted() {
+    let x = with_answers("promote = true", |_, number| match often(0, number) {
+        true => (CUT, true),
+        false => (WHOLE, false),
+    });
+    let comparison = &x.state.review(&x.plan, Timestamp::UNIX_EPOCH)[0];
+    assert!(comparison.quality.iter().all(|(_, worse)| !worse));
+    assert!(!comparison.sentence(&x.plan).contains("answers"));
+    assert_eq!(x.state.phase(), Phase::Promoted(1));
+    let report = ExperimentReport::new(&x, true);
+    assert_eq!(report.arms[1].quality.bad_ratings, (200, 4_000));
+    assert_eq!(report.arms[1].quality.finish[1], (FinishReason::Length, 200));
+}
+
+#[test]
+fn the_budget_of_a_shadow_arm_bounds_its_copies_in_flight_and_their_rate() {
+    let text = experiment("x", "")
+        .replace("weight = 60", "weight = 100")
+        .replace("weight = 40", "shadow = { share = 1.0, in_flight = 2, per_second = 10.0 }");
+    let experiments = Experiments::default();
+    let set = experiments.configure(&config(&text));
+    let subject = Subject { model: ModelId::new(0), key: None, class: 0 };
+    let assigned = set.assign(&subject, |_| Some(Unit::new(b"user")), |_| true).unwrap();
+    assert_eq!(assigned.arm, 0, "a shadow arm has no units");
+    let (now, mut number) = (tokio::time::Instant::now(), 0);
+    let mut copies = |at_ms: u64| {
+        number += 1;
+        let now = now + std::time::Duration::from_millis(at_ms);
+        assigned.copies(&number.to_string(), now).map(|(arm, copy)| (arm.arm, copy)).collect::<Vec<_>>()
+    };
+    let first = copies(0);
+    assert_eq!(first[0].0, 1);
+    assert!(copies(99).is_empty(), "ten a second");
+    let second = copies(100);
+    assert!(second.len() == 1 && copies(200).is_empty(), "two in flight");
+    drop(first);
+    let third = copies(300);
+    assert_eq!(third.len(), 1);
+    let x = experiments.find("x").unwrap();
+    let report = ExperimentReport::new(&x, true).arms[1].copies.clone().unwrap();
+    let ended = |outcome| report.ended.iter().find(|(one, _)| *one == outcome).unwrap().1;
+    assert_eq!((report.in_flight, ended(CopyOutcome::OverBudget), ended(CopyOutcome::Cut)), (2, 2, 1));
+    x.state.order(Phase::Stopped);
+    drop((second, third));
+    assert!(set.assign(&subject, |_| Some(Unit::new(b"user")), |_| true).is_none());
+}
+
+#[test]
+fn a_share_of_the_requests_is_copied_and_a_shadow_arm_is_not_promoted_by_itself() {
+    let text = experiment("x", "promote = true")
+        .replace("weight = 60", "weight = 100")
+        .replace("weight = 40", "shadow = { share = 0.25, in_flight = 1024, per_second = 10000.0 }");
+    let experiments = Experiments::default();
+    let set = experiments.configure(&config(&text));
+    let subject = Subject { model: ModelId::new(0), key: None, class: 0 };
+    let assigned = set.assign(&subject, |_| Some(Unit::new(b"user")), |_| true).unwrap();
+    let (start, mut copied) = (tokio::time::Instant::now(), 0);
+    for number in 0..10_000_u32 {
+        let now = start + number * std::time::Duration::from_millis(1);
+        copied += assigned.copies(&number.to_string(), now).count();
+    }
+    assert!((2_300..2_700).contains(&copied), "{copied}");
+    let x = experiments.find("x").unwrap();
+    for number in 0..4_000_usize {
+        let arm = number % 2;
+        let seconds = 0.1 * (1.0 - 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
+        x.state.observe(&x.plan, arm, &completed(seconds, number / 2 % 64, WHOLE));
+    }
+    let comparison = &x.state.review(&x.plan, Timestamp::UNIX_EPOCH)[0];
+    assert_eq!((comparison.conclusion, comparison.mismatch), (Conclusion::Better, None));
+    assert_eq!(x.state.phase(), Phase::Running);
 }
 
 #[test]

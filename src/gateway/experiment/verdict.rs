@@ -15,6 +15,9 @@
 //! that fails several times as often soonest. That test has another 1 - confidence: if the arms do not differ, that is the chance
 //! that it ever stops one. A stop is no verdict: it sends the requests of the arm back.
 //!
+//! Quality is shown beside speed and is no part of the verdict: answers that are cut off, refused or rated as bad, each
+//! compared by itself. An arm whose answers are certainly worse is not promoted by itself.
+//!
 //! The mix of requests is checked with a confidence of its own ([`MISMATCH`]): when it is wrong, no measurement of the
 //! experiment can be trusted.
 
@@ -33,6 +36,8 @@ const FAILURES_PART: f64 = 0.4;
 const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as f64;
 /// Confidence with which the mix must be wrong: it is checked in every experiment, and a false alarm costs trust.
 const MISMATCH: f64 = 0.999;
+/// What the rates of [`Comparison::quality`] are of.
+pub const QUALITY: [&str; 3] = ["answers cut off at their token limit", "refusals", "bad ratings"];
 /// The effect that is detected soonest, as a multiple of the minimum effect.
 const SOONEST: f64 = 2.0;
 
@@ -51,6 +56,9 @@ pub enum Conclusion {
 }
 
 impl Conclusion {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Better, Self::Worse, Self::NoDifference, Self::NotYet];
+
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
@@ -90,6 +98,9 @@ pub struct Comparison {
     pub failures: (Rates, bool),
     /// Missed objectives, and whether there are certainly more than in the control.
     pub misses: (Rates, bool),
+    /// Answers that were cut off, refused and rated as bad ([`QUALITY`]), each with whether there are certainly more than in
+    /// the control. Of each single one that is certain with [`Pair::confidence`]; they are no part of the conclusion.
+    pub quality: [(Rates, bool); 3],
     /// Share of both arms' requests in the arm, where that is not as configured.
     pub mismatch: Option<Estimate>,
     /// The guardrail that the arm has broken.
@@ -121,6 +132,7 @@ fn of_arm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Comparison {
         findings,
         failures,
         misses,
+        quality: pair.quality().map(|rates| (rates, is_sure(&pair, &rates))),
         // How many copies there are depends on the room for them.
         mismatch: (plan.arms[arm].shadow.is_none() && !mix.contains(expected)).then_some(mix),
         broken: broken(plan, failures, misses),
@@ -142,9 +154,14 @@ pub fn guard(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Option<&'
 
 /// Failures and missed objectives, and whether they are more than in the control for sure.
 fn harm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> ((Rates, bool), (Rates, bool)) {
-    let sure = |pair: &Pair<'_>, rates: Rates| (rates, rates.evidence > -(1.0 - pair.confidence).ln());
+    let sure = |pair: &Pair<'_>, rates: Rates| (rates, is_sure(pair, &rates));
     let [failures, misses] = [FAILURES_PART, OTHERS_PART].map(|part| pair(plan, arms, arm, part));
     (sure(&failures, failures.failures()), sure(&misses, misses.misses()))
+}
+
+/// Whether it is certain that something happens more often than in the control.
+fn is_sure(pair: &Pair<'_>, rates: &Rates) -> bool {
+    rates.evidence > -(1.0 - pair.confidence).ln()
 }
 
 fn broken(plan: &ExperimentPlan, failures: (Rates, bool), misses: (Rates, bool)) -> Option<&'static str> {
@@ -183,8 +200,17 @@ fn finding(plan: &ExperimentPlan, pair: &Pair<'_>, quantity: Quantity) -> Findin
 }
 
 impl Comparison {
-    /// The conclusion in one sentence.
+    /// The conclusion in one sentence, with what is certainly worse about the answers.
     pub fn sentence(&self, plan: &ExperimentPlan) -> String {
+        let worse = QUALITY.iter().zip(&self.quality).filter(|(_, (_, worse))| *worse);
+        let worse: Vec<String> = worse
+            .map(|(what, (rates, _))| format!("{what} {} instead of {}", percent(rates.arm), percent(rates.control)))
+            .collect();
+        let speed = self.sentence_on_speed(plan);
+        if worse.is_empty() { speed } else { format!("{speed}; but its answers are worse: {}", worse.join(", ")) }
+    }
+
+    fn sentence_on_speed(&self, plan: &ExperimentPlan) -> String {
         let (control, arm) = (&plan.arms[0].name, &plan.arms[self.arm].name);
         let with = |wanted: Conclusion| {
             let is = move |finding: &&Finding| finding.conclusion == Some(wanted);

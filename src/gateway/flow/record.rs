@@ -230,6 +230,7 @@ impl Record {
             missed: self.slo_met.map(|met| !met),
             fell_back: assigned.fell_back,
             cached: stats.and_then(|stats| stats.usage.cached.zip(stats.usage.prompt)),
+            answer: completed.map(|stats| stats.answer).unwrap_or_default(),
         }
     }
 
@@ -328,7 +329,8 @@ impl<R: Recorder> Drop for RecordGuard<'_, R> {
         self.record.total = self.arrived.elapsed();
         self.recorder.record(&self.record);
         if let Some(assigned) = &self.record.assigned {
-            assigned.observe(&self.record.observation(assigned));
+            let id = self.record.copy.is_none().then_some(&*self.record.request_id);
+            assigned.observe(&self.record.observation(assigned), id);
         }
     }
 }

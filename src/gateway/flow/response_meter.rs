@@ -62,6 +62,7 @@ impl ResponseMeter {
                     e2el: Some(measured.e2el),
                     usage: measured.usage,
                     error: measured.error,
+                    answer: measured.answer,
                     ..StreamStats::default()
                 });
                 Forward::new()

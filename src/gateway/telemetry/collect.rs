@@ -28,12 +28,14 @@ use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
+use super::experiments::Experiments;
 use super::exposition::PoolViews;
 use super::families;
 use super::gauges::Scrape;
 use super::recent::MinuteStats;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use crate::config::Config;
+use crate::experiment::ExperimentReport;
 use crate::flow::{Outcome, Record, Recorder};
 use sluice_core::meter::StreamStats;
 
@@ -90,6 +92,11 @@ impl Telemetry {
     /// Shows what clients hold, which `view` reads, on the metrics page. Called once.
     pub fn show_clients(&self, view: impl Fn() -> ClientView + Send + Sync + 'static) {
         series::register(&self.registry, Clients::new(view));
+    }
+
+    /// Shows the experiments, which `view` reads, on the metrics page. Called once.
+    pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
+        series::register(&self.registry, Experiments::new(view));
     }
 
     /// Takes over which pools of a configuration have objectives, and the dates of its certificates. The counters of its

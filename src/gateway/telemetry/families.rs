@@ -6,7 +6,7 @@
 //!
 //! - `pool`: the pool a request ran in, or its home if it never ran; `class`: its home pool, that is, the
 //!   length class of its prompt. They differ for a request that spilled.
-//! - `arm`: the arm of an experiment, empty without one. `model`: empty if none was recognised.
+//! - `arm`: the arm of an experiment as `EXPERIMENT/ARM`, empty without one. `model`: empty if none was recognised.
 //!
 //! Units are seconds and tokens. Bounds of buckets are upper and inclusive. They resolve an 8B model on a fast GPU
 //! (TTFT 10-100 ms, ITL 4-20 ms, P99 under mixed load up to seconds) and reach to what a queue makes of it.
@@ -68,6 +68,7 @@ const RATIO: &[f64] = &[0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 
 
 const REQUEST: &[&str] = &["pool", "model", "arm", "class"];
 const BACKEND: &[&str] = &["pool", "backend"];
+const ARM: &[&str] = &["arm"];
 
 macro_rules! families {
     ($($const:ident: $name:literal $kind:expr, $labels:expr, $help:literal;)*) => {
@@ -134,6 +135,35 @@ families! {
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
         "Share of generating requests at home in the pool that met all its objectives, decaying with a time constant of \
          5 min; refused requests and clients that left do not count; absent after 15 min without requests";
+    EXPERIMENT_STATE: "sluice_experiment_state" MetricKind::Gauge, &["experiment", "state"],
+        "1 for the state of an experiment (running, stopped, promoted), 0 for every other";
+    EXPERIMENT_EXPOSURE: "sluice_experiment_exposure" MetricKind::Gauge, &["experiment"],
+        "Share of the units of an experiment that take part";
+    ARM_REQUESTS: "sluice_arm_requests_total" MetricKind::Counter, ARM,
+        "Finished requests that were assigned to an arm and measured; copies, for a shadow arm";
+    ARM_FAILURES: "sluice_arm_failures_total" MetricKind::Counter, ARM,
+        "Those that failed, and those that the arm could not serve";
+    ARM_SLO_MISSES: "sluice_arm_slo_misses_total" MetricKind::Counter, ARM,
+        "Those that missed an objective of their pool";
+    ARM_FALLBACKS: "sluice_arm_fallbacks_total" MetricKind::Counter, ARM,
+        "Those that the arm could not serve, and that were served as without the experiment";
+    ARM_ANSWERS: "sluice_arm_answers_total" MetricKind::Counter, &["arm", "finish"],
+        "Complete answers by how they ended (stop, length, tool_calls, content_filter, other), where the engine says so";
+    ARM_REFUSALS: "sluice_arm_refusals_total" MetricKind::Counter, ARM,
+        "Complete answers that are marked as refusals";
+    ARM_RATINGS: "sluice_arm_ratings" MetricKind::Gauge, &["arm", "rating"],
+        "Answers that users have rated as good or bad through the admin API";
+    ARM_CHANGE: "sluice_arm_change" MetricKind::Gauge, &["arm", "quantity", "bound"],
+        "TTFT, TPOT and E2EL of an arm over those of the control, minus 1, at equal lengths of prompts: value, and the bounds of an \
+         interval that holds at all times; absent until it is bounded";
+    ARM_CONCLUSION: "sluice_arm_conclusion" MetricKind::Gauge, &["arm", "conclusion"],
+        "1 for the conclusion about an arm (better, worse, no_difference, not_yet), 0 for every other";
+    ARM_STOPPED: "sluice_arm_stopped" MetricKind::Gauge, ARM,
+        "1 for an arm that a guardrail has stopped";
+    COPIES: "sluice_copies_total" MetricKind::Counter, &["arm", "outcome"],
+        "Copies for a shadow arm by outcome (completed, failed, refused, no_room, cut, over_budget) since the gateway started";
+    COPIES_IN_FLIGHT: "sluice_copies_in_flight" MetricKind::Gauge, ARM,
+        "Copies for a shadow arm in flight, which hold no lease";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],

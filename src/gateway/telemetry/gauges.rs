@@ -20,9 +20,13 @@ pub(super) fn gauge(family: &Family, values: &[&str], value: f64) -> Metric {
 }
 
 pub(super) fn counter(family: &Family, value: f64) -> Metric {
+    counter_of(family, &[], value)
+}
+
+pub(super) fn counter_of(family: &Family, values: &[&str], value: f64) -> Metric {
     let mut counter = Counter::default();
     counter.set_value(value);
-    let mut metric = Metric::from_label(pairs(family, &[]));
+    let mut metric = Metric::from_label(pairs(family, values));
     metric.set_counter(counter);
     metric
 }

@@ -17,6 +17,7 @@ mod buckets;
 mod exposition;
 mod gauges;
 mod clients;
+mod experiments;
 mod line;
 mod process;
 mod series;

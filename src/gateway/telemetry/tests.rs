@@ -1,6 +1,7 @@
 //! The metrics page and the access log line, golden; and that a request counts exactly once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,10 +12,12 @@ use super::families::{self, MetricKind};
 use super::line::line;
 use super::testing::{admission, completed, record, spec};
 use super::*;
+use crate::config::{Config, Machine, Surroundings};
+use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
 use crate::pool::HealthRules;
-use sluice_core::openai::{Route, ShedReason, TokenUsage};
+use sluice_core::openai::{Answer, FinishReason, Route, ShedReason, TokenUsage};
 
 fn telemetry() -> Telemetry {
     let admission = admission(Instant::now());
@@ -77,11 +80,79 @@ fn the_page_after_a_mixed_handful_of_requests() {
     insta::assert_snapshot!(page);
 }
 
+/// An experiment with a control, an arm that is 30 % slower and refuses, and a shadow arm.
+fn experiment() -> ExperimentReport {
+    let text = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n\
+                [[experiment]]\nname = \"x\"\n[[experiment.arm]]\nname = \"base\"\nweight = 50\n[[experiment.arm]]\n\
+                name = \"new\"\nweight = 50\n[[experiment.arm]]\nname = \"shade\"\nshadow = { share = 0.5 }\n";
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    let config = Config::parse(text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+    let experiments = Experiments::default();
+    experiments.configure(&config);
+    let x = experiments.find("x").unwrap();
+    for number in 0..4_000_usize {
+        let arm = number % 2;
+        let seconds = 0.1 * (1.0 + 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
+        let observation = Observation {
+            class: 0,
+            group: number / 2 % 64,
+            values: [Some(seconds); Quantity::ALL.len()],
+            ending: Ending::Completed,
+            missed: None,
+            fell_back: false,
+            cached: None,
+            answer: Answer { finish: Some(FinishReason::Stop), refused: arm == 1 && number % 10 == 1 },
+        };
+        x.state.observe(&x.plan, arm, &observation);
+    }
+    ExperimentReport::new(&x, true)
+}
+
+#[test]
+fn an_experiment_is_on_the_page_with_its_intervals_and_absent_when_it_is_removed() {
+    let shown = Arc::new(AtomicBool::new(true));
+    let (telemetry, flag) = (telemetry(), Arc::clone(&shown));
+    telemetry.show_experiments(move || flag.load(Ordering::Relaxed).then(experiment).into_iter().collect());
+    let page = telemetry.page();
+    for (series, wanted) in [
+        ("sluice_experiment_state{experiment=\"x\",state=\"running\"}", 1.0),
+        ("sluice_experiment_exposure{experiment=\"x\"}", 1.0),
+        ("sluice_arm_requests_total{arm=\"x/base\"}", 2_000.0),
+        ("sluice_arm_requests_total{arm=\"x/new\"}", 2_000.0),
+        ("sluice_arm_answers_total{arm=\"x/new\",finish=\"stop\"}", 2_000.0),
+        ("sluice_arm_refusals_total{arm=\"x/new\"}", 400.0),
+        ("sluice_arm_conclusion{arm=\"x/new\",conclusion=\"worse\"}", 1.0),
+    ] {
+        assert_eq!(value(&page, series), wanted, "{series}");
+    }
+    let change =
+        |bound: &str| value(&page, &format!("sluice_arm_change{{arm=\"x/new\",bound=\"{bound}\",quantity=\"ttft\"}}"));
+    assert!(0.25 < change("low") && change("low") < 0.3 && 0.3 < change("high") && change("high") < 0.35, "{page}");
+    assert!((change("value") - 0.3).abs() < 1e-3);
+    assert!(page.contains("sluice_copies_in_flight{arm=\"x/shade\"} 0"), "{page}");
+    assert!(!page.contains("sluice_copies_in_flight{arm=\"x/base\"}"), "it has units");
+    shown.store(false, Ordering::Relaxed);
+    assert!(!telemetry.page().contains("sluice_arm_"));
+}
+
+#[test]
+fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
+    let telemetry = telemetry();
+    let before = stable(&telemetry.page());
+    let copy =
+        Record { copy: Some(CopyOutcome::Completed), ..completed(Duration::from_millis(30), Duration::from_millis(6)) };
+    telemetry.record(&copy);
+    assert_eq!(stable(&telemetry.page()), before);
+    let line = String::from_utf8(line(&copy, Timestamp::UNIX_EPOCH)).unwrap();
+    assert!(line.contains("\"copy\":\"completed\""), "{line}");
+}
+
 #[test]
 fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let telemetry = telemetry();
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
+    telemetry.show_experiments(|| vec![experiment()]);
     let page = telemetry.page();
     for family in families::ALL {
         let kind = match family.kind {

@@ -40,6 +40,43 @@ fn output_is_what_the_contract_calls_output() {
 }
 
 #[test]
+fn how_an_answer_ended_and_whether_it_is_a_refusal_is_read_in_every_dialect() {
+    use FinishReason::{ContentFilter, Length, Other, Stop, ToolCalls};
+    let answer = |finish, refused| Answer { finish, refused };
+    for (reason, wanted) in [
+        ("stop", answer(Some(Stop), false)),
+        ("length", answer(Some(Length), false)),
+        ("tool_calls", answer(Some(ToolCalls), false)),
+        ("content_filter", answer(Some(ContentFilter), true)),
+        ("repetition", answer(Some(Other), false)),
+    ] {
+        let event = chat(&format!(r#"{{"choices":[{{"index":0,"delta":{{}},"finish_reason":"{reason}"}}]}}"#));
+        assert_eq!(event.answer, wanted, "{reason}");
+        let body = format!(r#"{{"choices":[{{"message":{{"content":"a"}},"finish_reason":"{reason}"}}]}}"#);
+        assert_eq!(response::read(body.as_bytes()).answer, wanted, "{reason}");
+    }
+    let refusal =
+        |text: &str| chat(&format!(r#"{{"choices":[{{"delta":{{"refusal":{text}}},"finish_reason":null}}]}}"#));
+    assert_eq!((refusal(r#""no""#).kind, refusal(r#""no""#).answer), (EventKind::Content, answer(None, true)));
+    assert_eq!((refusal("null").answer, refusal(r#""""#).answer), (Answer::default(), Answer::default()));
+    let body = br#"{"choices":[{"message":{"content":null,"refusal":"no"},"finish_reason":"stop"}]}"#;
+    assert_eq!(response::read(body).answer, answer(Some(Stop), true));
+    let of = |dialect, data: &str| read(dialect, format!("data: {data}\n\n").as_bytes()).answer;
+    let message = |reason: &str| {
+        let data = format!(r#"{{"type":"message_delta","delta":{{"stop_reason":"{reason}"}},"usage":{{}}}}"#);
+        of(Dialect::Messages, &data)
+    };
+    assert_eq!([message("end_turn"), message("max_tokens")], [answer(Some(Stop), false), answer(Some(Length), false)]);
+    assert_eq!(message("refusal"), answer(Some(ContentFilter), true));
+    let body = br#"{"type":"message","stop_reason":"tool_use","usage":{"input_tokens":1,"output_tokens":2}}"#;
+    assert_eq!(response::read(body).answer, answer(Some(ToolCalls), false));
+    let response = |data: &str| of(Dialect::Responses, data);
+    assert_eq!(response(r#"{"type":"response.completed"}"#), answer(Some(Stop), false));
+    assert_eq!(response(r#"{"type":"response.incomplete"}"#), answer(Some(Length), false));
+    assert_eq!(response(r#"{"type":"response.refusal.delta","delta":"no"}"#), answer(None, true));
+}
+
+#[test]
 fn an_aborted_response_differs_from_one_that_ends() {
     let end = |reason: &str| {
         let event = chat(&format!(r#"{{"choices":[{{"index":0,"text":"","finish_reason":{reason}}}]}}"#));

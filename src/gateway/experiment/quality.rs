@@ -1,0 +1,136 @@
+//! Quality beside speed: what can be seen of answers without keeping their text, and what users say of them.
+//!
+//! An answer that ends at its token limit is cut off; one that is marked as a refusal did not help its user. Users' ratings, good or bad, come
+//! through the admin API by request id, after the answer: the latest [`RATEABLE`] answers of an experiment can be rated. A second
+//! rating of an answer replaces the first. How long answers are is one of the quantities (tokens out).
+//!
+//! Bounds: 40 bytes for each answer that can be rated, 2.6 MB for each experiment. After a restart of the gateway, earlier answers
+//! can no longer be rated.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use sluice_core::openai::{Answer, FinishReason};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::counts::Counts;
+
+/// Answers of an experiment that can be rated: the latest ones.
+pub const RATEABLE: usize = 65_536;
+
+/// What is known of the answers of one arm.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Quality {
+    /// Answers that say how they ended.
+    pub(super) answers: Counts,
+    /// Those that were cut off at their token limit.
+    pub(super) truncated: Counts,
+    /// Those that are marked as refusals.
+    pub(super) refused: Counts,
+    /// Those that were rated.
+    pub(super) rated: Counts,
+    /// Those that were rated as bad.
+    pub(super) bad: Counts,
+    /// How they ended, in the order of [`FinishReason::ALL`].
+    finish: [f64; FinishReason::ALL.len()],
+}
+
+impl Quality {
+    pub(super) fn add(&mut self, group: usize, answer: Answer) {
+        let Some(finish) = answer.finish else { return };
+        let count = |counts: &mut Counts, happened: bool| counts.0[group] += f64::from(u8::from(happened));
+        count(&mut self.answers, true);
+        count(&mut self.truncated, finish == FinishReason::Length);
+        count(&mut self.refused, answer.refused);
+        self.finish[finish as usize] += 1.0;
+    }
+
+    /// Adds a rating that replaces `before`.
+    pub(super) fn rate(&mut self, group: usize, good: bool, before: Option<bool>) {
+        self.rated.0[group] += f64::from(u8::from(before.is_none()));
+        self.bad.0[group] += f64::from(i8::from(!good) - i8::from(before == Some(false)));
+    }
+
+    /// How many answers ended for each reason.
+    pub fn finish(&self) -> Vec<(FinishReason, u64)> {
+        FinishReason::ALL.into_iter().zip(self.finish).map(|(reason, count)| (reason, count as u64)).collect()
+    }
+
+    /// Answers that were marked as refusals.
+    pub fn refused(&self) -> u64 {
+        self.refused.total() as u64
+    }
+
+    /// Answers that were rated as bad, and all that were rated.
+    pub fn ratings(&self) -> (u64, u64) {
+        (self.bad.total() as u64, self.rated.total() as u64)
+    }
+}
+
+/// An answer that can be rated.
+#[derive(Clone, Copy, Debug)]
+struct Rateable {
+    arm: u8,
+    group: u8,
+    rating: Option<bool>,
+}
+
+/// The latest answers of an experiment, by a hash of their request ids.
+#[derive(Debug, Default)]
+pub(super) struct RecentAnswers {
+    answers: HashMap<u64, Rateable>,
+    /// The oldest first.
+    order: VecDeque<u64>,
+}
+
+impl RecentAnswers {
+    /// Notes an answer. A client that uses an id again means its latest answer.
+    pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
+        let id = xxh3_64(request_id.as_bytes());
+        // There are few arms and 64 groups.
+        let answer = Rateable { arm: arm as u8, group: group as u8, rating: None };
+        if self.answers.insert(id, answer).is_none() {
+            self.order.push_back(id);
+        }
+        if self.order.len() > RATEABLE
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.answers.remove(&oldest);
+        }
+    }
+
+    /// Rates an answer. Returns its arm, its group and its rating before; `None`: it is not known.
+    pub(super) fn rate(&mut self, request_id: &str, good: bool) -> Option<(usize, usize, Option<bool>)> {
+        let answer = self.answers.get_mut(&xxh3_64(request_id.as_bytes()))?;
+        Some((answer.arm.into(), answer.group.into(), answer.rating.replace(good)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_answers_can_be_rated_and_older_ones_are_forgotten() {
+        let mut recent = RecentAnswers::default();
+        for number in 0..=RATEABLE {
+            recent.note(&format!("request-{number}"), number % 2, number % 64);
+        }
+        assert_eq!(recent.rate("request-0", true), None);
+        assert_eq!(recent.rate("request-65", true), Some((1, 1, None)));
+        assert_eq!(recent.rate("request-65", false), Some((1, 1, Some(true))));
+        recent.note("request-65", 0, 7);
+        assert_eq!(recent.rate("request-65", false), Some((0, 7, None)), "the id was used again");
+        assert_eq!((recent.answers.len(), recent.order.len()), (RATEABLE, RATEABLE));
+    }
+
+    #[test]
+    fn a_second_rating_replaces_the_first() {
+        let mut quality = Quality::default();
+        quality.rate(3, false, None);
+        quality.rate(3, false, Some(false));
+        assert_eq!(quality.ratings(), (1, 1));
+        quality.rate(3, true, Some(false));
+        assert_eq!(quality.ratings(), (0, 1));
+    }
+}
