@@ -153,6 +153,21 @@ impl Rig {
         Ok(self.processes()?.into_iter().map(|(pid, _)| pid).filter(of).collect())
     }
 
+    /// Whether all engines have processes, and each of them has this variable (`NAME=value`) or, if not `set`, lacks it.
+    pub(crate) fn all_have(&self, variable: &str, set: bool) -> anyhow::Result<bool> {
+        let has = |pid: &i32| {
+            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environ.split(|byte| *byte == 0).any(|word| word == variable.as_bytes())
+        };
+        for name in ENGINES {
+            let processes = self.processes_of(name)?;
+            if processes.is_empty() || processes.iter().any(|pid| has(pid) != set) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Waits until all engines serve and no change is under way.
     pub(crate) async fn settled(&self) -> anyhow::Result<()> {
         self.until("all engines serve", async |rig| {
