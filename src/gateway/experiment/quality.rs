@@ -1,8 +1,8 @@
 //! Quality beside speed: what can be seen of answers without keeping their text, and what users say of them.
 //!
-//! An answer that ends at its token limit is cut off; one that is marked as a refusal did not help its user. Users' ratings, good or bad, come
-//! through the admin API by request id, after the answer: the latest [`RATEABLE`] answers of an experiment can be rated. A second
-//! rating of an answer replaces the first. How long answers are is one of the quantities (tokens out).
+//! An answer that ends at its token limit is cut off; one that is marked as a refusal did not help its user. Users' ratings, good
+//! or bad, come through the admin API by request id, after the answer: the latest [`RATEABLE`] answers of an experiment can be
+//! rated. A second rating of an answer replaces the first. How long answers are is one of the quantities (tokens out).
 //!
 //! Bounds: 40 bytes for each answer that can be rated, 2.6 MB for each experiment. After a restart of the gateway, earlier answers
 //! can no longer be rated.

@@ -6,9 +6,9 @@
 //!                             +--> Ticket (in the pool's queue) --> Lease, or dropped, or classified again
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
-//! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for shadow arms may use, and [`admission`]
-//! combines them. No clock and no I/O: the whole folder runs on virtual time in tests, and a
-//! property test drives it through any order of entering, leaving, finishing, resizing and draining.
+//! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
+//! shadow arms may use, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 pub mod capacity;
 pub mod queue;

@@ -215,6 +215,16 @@ mod tests {
     }
 
     #[test]
+    fn a_long_body_gets_one_buffer_of_its_size() {
+        let mut body = BodyBuffer { expected: 400_000, ..BodyBuffer::default() };
+        let capacities = [65_536; 6].map(|length| {
+            body.append(Bytes::from(vec![1; length]));
+            body.buffer.capacity()
+        });
+        assert_eq!(capacities, [0, 0, 0, 400_000, 400_000, 400_000]);
+    }
+
+    #[test]
     fn a_body_without_a_declared_size_grows_with_what_arrives() {
         let mut body = BodyBuffer { expected: 120_000, ..BodyBuffer::default() };
         for _ in 0..100 {
