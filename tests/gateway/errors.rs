@@ -1,10 +1,8 @@
 //! Every error response of the gateway: status, code, shape, and that the request reached no engine.
 
-use sha2::{Digest, Sha256};
-
 use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
 use crate::engine::{Engine, Step, completion, gated_stream};
-use crate::test_gateway::{TestGateway, eventually, one_pool};
+use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
 async fn plain() -> (Engine, TestGateway) {
     let engine = Engine::always(completion()).await;
@@ -105,10 +103,6 @@ async fn too_many_headers_and_a_huge_one_are_431() {
     gateway.settled().await;
 }
 
-fn digest(key: &str) -> String {
-    Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A gateway with the keys `all` and `some`; the latter may not use `m`.
 async fn with_keys(engine: &Engine, limit: &str) -> TestGateway {
     let text = one_pool(&[engine.url()])
@@ -116,8 +110,8 @@ async fn with_keys(engine: &Engine, limit: &str) -> TestGateway {
             "[[model]]\nname = \"other\"\n\
              [[auth.keys]]\nname = \"first\"\nsha256 = \"{}\"\n{limit}\n\
              [[auth.keys]]\nname = \"second\"\nsha256 = \"{}\"\nmodels = [\"other\"]\n",
-            digest("all"),
-            digest("some")
+            key_digest("all"),
+            key_digest("some")
         );
     TestGateway::from_text(&text, &["pool.only.models=['m', 'other']"]).await
 }

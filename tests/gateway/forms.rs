@@ -1,14 +1,12 @@
 //! Multipart forms: a key's right to a model holds for every reading of the form.
 
-use sha2::{Digest, Sha256};
-
 use crate::engine::{Engine, json};
-use crate::test_gateway::{TestGateway, one_pool};
+use crate::test_gateway::{TestGateway, key_digest, one_pool};
 use crate::{client, engine};
 
 /// A gateway with a key for the model `m`, in front of an engine that serves `closed` too.
 async fn gateway(engine: &Engine) -> TestGateway {
-    let digest: String = Sha256::digest(b"k").iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = key_digest("k");
     let auth = format!("[[auth.keys]]\nname = \"team\"\nsha256 = \"{digest}\"\nmodels = [\"m\"]\n");
     let text = one_pool(&[engine.url()]) + "[[model]]\nname = \"closed\"\n" + &auth;
     TestGateway::from_text(&text, &["pool.only.models=['m', 'closed']"]).await

@@ -6,11 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sha2::{Digest, Sha256};
-
 use crate::client::{STREAMED, TestClient, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, json, send};
-use crate::test_gateway::{TestGateway, eventually};
+use crate::test_gateway::{TestGateway, eventually, key_digest};
 
 const BOUNDARY: u64 = 5_000;
 const KEYS: [&str; 2] = ["one", "other"];
@@ -41,7 +39,7 @@ impl Engines {
 
     async fn gateway(&self, model: &str) -> TestGateway {
         let keys = KEYS.map(|key| {
-            let digest: String = Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect();
+            let digest = key_digest(key);
             format!("{{ name = \"{key}\", sha256 = \"{digest}\", models = [\"*\"] }}")
         });
         let (short, long) = (self.short.url(), self.long.url());

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::client::{CHAT, TestClient, change, get, post};
 use crate::engine::{Engine, ReceivedRequest, Step, completion};
-use crate::test_gateway::{TestGateway, access_log, eventually, one_pool};
+use crate::test_gateway::{TestGateway, access_log, eventually, key_digest, one_pool};
 
 /// Model `m` in pool `only`, and a shadow arm that gets a copy of every request if its budget allows.
 fn shadowed(text: &str, arm: &str, shadow: &str, state: &Path) -> String {
@@ -26,7 +26,7 @@ fn shade(url: &str, keys: &str) -> String {
 }
 
 fn request() -> Vec<u8> {
-    post("/v1/chat/completions", "x-request-id: original\r\n", CHAT.as_bytes())
+    post("/v1/chat/completions", "x-request-id: original\r\nauthorization: Bearer secret\r\n", CHAT.as_bytes())
 }
 
 /// Whether a request that an engine got is a copy.
@@ -54,9 +54,12 @@ async fn copies_are_measured_with_the_arms_model_and_no_client_sees_them() {
     let pools = one_pool(&[engines[0].url()]).replace("[[pool]]", "[[model]]\nname = \"lora\"\n[[pool]]")
         + &shade(&engines[1].url(), "models = [\"m\", \"lora\"]\n");
     let pools = pools.replace("models = [\"m\"]", "models = [\"m\", \"lora\"]");
+    // Copies do not count against the key's limit, which is the number of requests.
     let text = format!(
-        "[access_log]\npath = \"{}\"\n{}",
+        "[access_log]\npath = \"{}\"\n[[auth.keys]]\nname = \"team\"\nsha256 = \"{}\"\n\
+         limit = {{ requests_per_minute = {REQUESTS} }}\n{}",
         log.display(),
+        key_digest("secret"),
         shadowed(&pools, "pool = \"shade\"\nmodel = \"lora\"", "in_flight = 64", folder.path())
     );
     let gateway = TestGateway::from_text(&text, &[]).await;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use sluice::config::{Config, Surroundings};
 use sluice::serve::{self, Running, Source};
 use tokio::time::{Instant, sleep};
@@ -28,6 +29,11 @@ pub(crate) fn one_pool(urls: &[String]) -> String {
         text += &format!("[[pool.backend]]\nname = \"b{index}\"\nurl = \"{url}\"\n");
     }
     text
+}
+
+/// What a configuration says of a client's key: its SHA-256 in hexadecimal.
+pub(crate) fn key_digest(key: &str) -> String {
+    Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl TestGateway {

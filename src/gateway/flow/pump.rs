@@ -19,7 +19,7 @@ use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use tokio::time::{Instant, Sleep, sleep_until};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use super::attempt::{AttemptResult, BusyBackend, FailedAttempt};
 use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
@@ -142,8 +142,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         let mut chunk = BytesMut::new();
         let mut silence =
             SilenceTimer { limit: self.context.deadline, timer: pin!(sleep_until(self.context.deadline)) };
+        // One future for all chunks: a new one for each would enter and leave the token's list of waiters.
+        let token = self.lease.abort_token().clone();
+        let mut aborted = pin!(token.cancelled());
         loop {
-            let event = self.next_event(exchange, &mut chunk, &mut silence).await;
+            let event = self.next_event(exchange, &mut chunk, aborted.as_mut(), &mut silence).await;
             let now = Instant::now();
             match event {
                 PumpEvent::Bytes => {
@@ -172,6 +175,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         &mut self,
         exchange: &mut X,
         chunk: &mut BytesMut,
+        aborted: Pin<&mut WaitForCancellationFuture<'_>>,
         silence: &mut SilenceTimer<'_>,
     ) -> PumpEvent {
         tokio::select! {
@@ -185,7 +189,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                 }
             },
             () = self.down.gone() => PumpEvent::ClientGone,
-            () = self.lease.abort_token().cancelled() => PumpEvent::Interrupted(self.why_aborted()),
+            () = aborted => PumpEvent::Interrupted(self.why_aborted()),
             () = silence.expired() => PumpEvent::Interrupted(Interruption::Silent),
         }
     }

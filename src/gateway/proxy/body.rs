@@ -19,8 +19,11 @@ use super::clients::CountedBytes;
 /// would be resident, and would not count.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
-/// A smaller piece is not kept as it is, because what its allocation takes beside its bytes would not count.
+/// Bytes that each piece must have on average to be kept as it is, because what its allocation takes beside its bytes does not
+/// count.
 const PIECE_MIN: usize = 4 << 10;
+/// Pieces that may be smaller. The first one is: it was read together with the head.
+const SMALL_PIECES: usize = 8;
 
 /// Bytes of a body that are read before the task yields to others, if the client sends faster than they are read.
 const YIELD_AFTER: usize = 512 << 10;
@@ -163,7 +166,8 @@ struct BodyBuffer {
 impl BodyBuffer {
     fn append(&mut self, piece: Bytes) {
         let received = self.held + self.buffer.len() + piece.len();
-        if self.buffer.is_empty() && piece.len() >= PIECE_MIN && received < self.expected / 2 {
+        let pieces_max = SMALL_PIECES + received / PIECE_MIN;
+        if self.buffer.is_empty() && self.pieces.len() < pieces_max && received < self.expected / 2 {
             self.held = received;
             self.pieces.push(piece);
             return;
@@ -217,11 +221,12 @@ mod tests {
     #[test]
     fn a_long_body_gets_one_buffer_of_its_size() {
         let mut body = BodyBuffer { expected: 400_000, ..BodyBuffer::default() };
-        let capacities = [65_536; 6].map(|length| {
+        // As they arrive: the first piece came with the head.
+        let capacities = [1_800, 65_536, 65_536, 65_536, 65_536, 65_536, 65_536].map(|length| {
             body.append(Bytes::from(vec![1; length]));
             body.buffer.capacity()
         });
-        assert_eq!(capacities, [0, 0, 0, 400_000, 400_000, 400_000]);
+        assert_eq!(capacities, [0, 0, 0, 0, 400_000, 400_000, 400_000]);
     }
 
     #[test]
