@@ -1,7 +1,7 @@
 //! Every error response of the gateway: status, code, shape, and that the request reached no engine.
 
 use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
-use crate::engine::{Engine, Step, completion, gated_stream};
+use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
 async fn plain() -> (Engine, TestGateway) {
@@ -170,6 +170,21 @@ async fn a_key_sees_the_models_it_may_use_and_no_others() {
     assert!(said(all).contains("m, other"));
     assert!(!said(some).contains("m, other"), "models that a key may not use are not listed to it");
     gateway.settled().await;
+}
+
+/// What a response held is free before its last bytes are sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_with_one_request_in_flight_may_send_the_next_at_once() {
+    let stream = vec![send(STREAM.to_owned() + &chunk(&event("one"))), send(chunk(&ending()) + LAST)];
+    for (script, body) in [(completion(), CHAT), (stream, STREAMED)] {
+        let engine = Engine::always(script).await;
+        let gateway = with_keys(&engine, "limit = { in_flight = 1 }").await;
+        for _ in 0..50 {
+            assert_eq!(gateway.request(with_key("all", body)).await.status(), 200);
+            assert_eq!(gateway.request(with_key("all", "{}")).await.status(), 400);
+        }
+        gateway.settled().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -54,12 +54,9 @@ async fn copies_are_measured_with_the_arms_model_and_no_client_sees_them() {
     let pools = one_pool(&[engines[0].url()]).replace("[[pool]]", "[[model]]\nname = \"lora\"\n[[pool]]")
         + &shade(&engines[1].url(), "models = [\"m\", \"lora\"]\n");
     let pools = pools.replace("models = [\"m\"]", "models = [\"m\", \"lora\"]");
-    // Copies do not count against the key's limit, which is the number of requests.
     let text = format!(
-        "[access_log]\npath = \"{}\"\n[[auth.keys]]\nname = \"team\"\nsha256 = \"{}\"\n\
-         limit = {{ requests_per_minute = {REQUESTS} }}\n{}",
+        "[access_log]\npath = \"{}\"\n{}",
         log.display(),
-        key_digest("secret"),
         shadowed(&pools, "pool = \"shade\"\nmodel = \"lora\"", "in_flight = 64", folder.path())
     );
     let gateway = TestGateway::from_text(&text, &[]).await;
@@ -117,7 +114,10 @@ async fn a_copy_without_room_is_not_sent_and_none_delays_a_drain_or_a_stop() {
     let engines = [Engine::always(completion()).await, Engine::always(vec![Step::Silence]).await];
     let folder = tempfile::tempdir().unwrap();
     let text = one_pool(&[engines[0].url()]) + &shade(&engines[1].url(), "slots = 1\n");
-    let text = shadowed(&text, "pool = \"shade\"", "in_flight = 64", folder.path());
+    // The copy in flight does not count against the key's limit.
+    let key =
+        format!("[[auth.keys]]\nname = \"k\"\nsha256 = \"{}\"\nlimit = {{ in_flight = 1 }}\n", key_digest("secret"));
+    let text = key + &shadowed(&text, "pool = \"shade\"", "in_flight = 64", folder.path());
     let gateway = TestGateway::from_text(&text, &[]).await;
     gateway.request(request()).await;
     eventually("a copy has the only slot", async || engines[1].count() == 1).await;

@@ -41,8 +41,6 @@ pub(super) struct PreparedRequest {
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
     pub(super) feedback: Feedback,
-    /// Counts against the key's limit while the request lives.
-    _in_flight: Option<InFlight>,
 }
 
 /// Reads, authorizes, estimates, classifies and assigns a request; an error is the refusal to send.
@@ -60,7 +58,7 @@ pub(super) async fn prepare<R: Recorder>(
     record.model = Some(Arc::clone(&model.route.name));
     record.stream = view.stream;
     // Its original counts against the limits of the client's key.
-    let mut in_flight = start_request(key.filter(|_| incoming.copy_for.is_none()), incoming.arrived)?;
+    record.start_in_flight(start_request(key.filter(|_| incoming.copy_for.is_none()), incoming.arrived)?);
     let prompt = Prompt {
         shape: view.shape,
         media_part_tokens: model.route.media_part_tokens,
@@ -74,7 +72,7 @@ pub(super) async fn prepare<R: Recorder>(
         .ok_or_else(|| unknown_model(table, key, name))?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
     let need = need(model.route, &view, estimate, sequences(&view), limits.into_iter().flatten().min());
-    if let Some(in_flight) = &mut in_flight {
+    if let Some(in_flight) = record.in_flight() {
         in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
@@ -110,7 +108,6 @@ pub(super) async fn prepare<R: Recorder>(
         arm,
         injected,
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
-        _in_flight: in_flight,
     })
 }
 

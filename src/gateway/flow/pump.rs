@@ -244,6 +244,9 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// Sends bytes to the client, behind the head if that was not sent yet.
     async fn send(&mut self, forward: Forward, last: bool) -> Result<(), ClientGone> {
         let _client_wait = self.lease.client_wait();
+        if last || self.meter.is_done() {
+            self.record.end_in_flight();
+        }
         if let Some(mut head) = self.head.take() {
             respond::add_gateway_headers(&mut head.headers, self.record);
             self.record.status = Some(head.status);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use http::StatusCode;
 use smallvec::SmallVec;
 
+use super::keys::InFlight;
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
 use sluice_core::meter::StreamStats;
@@ -273,6 +274,8 @@ pub struct RecordGuard<'a, R: Recorder> {
     recorder: &'a R,
     record: Record,
     arrived: tokio::time::Instant,
+    /// Counts against the limits of the client's key.
+    in_flight: Option<InFlight>,
 }
 
 impl<'a, R: Recorder> RecordGuard<'a, R> {
@@ -306,7 +309,22 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             expected_cached: 0,
             slo_met: None,
         };
-        Self { recorder, record, arrived }
+        Self { recorder, record, arrived, in_flight: None }
+    }
+
+    /// Starts to count the request against the limits of the client's key.
+    pub(super) fn start_in_flight(&mut self, in_flight: Option<InFlight>) {
+        self.in_flight = in_flight;
+    }
+
+    /// What counts against those limits.
+    pub(super) fn in_flight(&mut self) -> Option<&mut InFlight> {
+        self.in_flight.as_mut()
+    }
+
+    /// Stops it, before the last bytes of the response are sent: a client may send its next request as soon as it has them.
+    pub(super) fn end_in_flight(&mut self) {
+        self.in_flight = None;
     }
 }
 

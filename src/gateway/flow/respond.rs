@@ -48,6 +48,7 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     format: ErrorFormat,
     record: &mut RecordGuard<'_, R>,
 ) {
+    record.end_in_flight();
     if record.outcome == Outcome::ClientGone {
         record.outcome = Outcome::Refused;
     }

@@ -97,7 +97,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
 ) -> Result<(), Refusal> {
     let key = incoming.key.as_ref();
     record.key = key.map(|key| Arc::clone(key.name()));
-    let _in_flight = super::prepare::start_request(key, incoming.arrived)?;
+    record.start_in_flight(super::prepare::start_request(key, incoming.arrived)?);
     let path = incoming.path.split('?').next().unwrap_or_default();
     let (id, _) = stored_response(path).ok_or(Refusal::UnknownRoute)?;
     let unknown = || Refusal::UnknownResponse { id: id.to_owned() };
@@ -154,7 +154,7 @@ async fn pass_on<X: Exchange, D: Downstream, R: Recorder>(
         status if status.is_client_error() => Outcome::Refused,
         _ => Outcome::UpstreamError(UpstreamFault::Status),
     };
-    match copy(&mut exchange, head, idle, down).await {
+    match copy(&mut exchange, head, idle, down, record).await {
         Ok(()) if exchange.at_end() => exchange.keep_alive().await,
         Ok(()) => {}
         Err(outcome) => {
@@ -165,11 +165,12 @@ async fn pass_on<X: Exchange, D: Downstream, R: Recorder>(
 }
 
 /// Copies head and body. An error is the outcome of an incomplete response.
-async fn copy<X: Exchange, D: Downstream>(
+async fn copy<X: Exchange, D: Downstream, R: Recorder>(
     exchange: &mut X,
     head: ResponseHead,
     idle: Duration,
     down: &mut D,
+    record: &mut RecordGuard<'_, R>,
 ) -> Result<(), Outcome> {
     let gone = |ClientGone| Outcome::ClientGone;
     down.head(head).await.map_err(gone)?;
@@ -184,6 +185,9 @@ async fn copy<X: Exchange, D: Downstream>(
                 () = &mut silence => return Err(Outcome::Timeout(Stage::Idle)),
             }
         };
+        if !more || exchange.at_end() {
+            record.end_in_flight();
+        }
         if !more {
             return down.finish().await.map_err(gone);
         }
