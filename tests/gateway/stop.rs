@@ -12,8 +12,12 @@ use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat, get};
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
+/// Whether nothing listens there. The kernel may connect a socket to itself, if it picks the port of its destination.
 async fn refused(address: SocketAddr) -> bool {
-    tokio::net::TcpStream::connect(address).await.is_err()
+    match tokio::net::TcpStream::connect(address).await {
+        Ok(connection) => connection.local_addr().unwrap() == address,
+        Err(_) => true,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,8 +253,10 @@ impl StubbornEngine {
         std::fs::write(&path, one_pool(&[engine.url()]) + &own).unwrap();
         let program = Program::start(&path).await;
         let read = || std::fs::read_to_string(&pid).ok()?.trim().parse().ok();
-        eventually("the engine runs", async || read().is_some()).await;
-        Self { program, pid: read().unwrap(), _folder: folder }
+        eventually("the engine has written its pid", async || read().is_some()).await;
+        let rig = Self { program, pid: read().unwrap(), _folder: folder };
+        eventually("the shell has become sleep", async || rig.lives()).await;
+        rig
     }
 
     fn lives(&self) -> bool {
