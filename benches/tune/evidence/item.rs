@@ -4,13 +4,13 @@
 //! an end is that of a run that was killed, and is ignored. The name of an item begins with that of its case.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use nix::sys::resource::{UsageWho, getrusage};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// A part of a case that runs by itself.
@@ -97,18 +97,14 @@ pub(crate) fn run(items: Vec<Item>, jobs: usize, until: Instant, path: &Path) ->
         file.write_all(b"\n")?;
     }
     let (left, file) = (Mutex::new(left), Mutex::new(file));
-    let next = || if Instant::now() < until { left.lock().ok()?.pop() } else { None };
-    let write = |file: &Mutex<File>, line: &Value| match file.lock() {
-        Ok(mut file) => file.write_all(format!("{line}\n").as_bytes()),
-        Err(_) => Err(io::Error::other("another thread has failed")),
-    };
+    let next = || if Instant::now() < until { left.lock().pop() } else { None };
     let work = || -> io::Result<()> {
         while let Some(item) = next() {
             let before = cpu();
             let found = (item.work)();
             let line = json!({ "item": item.name, "cpu": cpu() - before, "found": found });
             eprintln!("{line}");
-            write(&file, &line)?;
+            file.lock().write_all(format!("{line}\n").as_bytes())?;
         }
         Ok(())
     };
@@ -118,7 +114,7 @@ pub(crate) fn run(items: Vec<Item>, jobs: usize, until: Instant, path: &Path) ->
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("an item failed"))));
         results.try_for_each(|result| result)
     })?;
-    let left = left.into_inner().map_or(0, |left| left.len());
+    let left = left.into_inner().len();
     eprintln!("{left} items are left");
     Ok(())
 }
