@@ -39,8 +39,6 @@ pub mod tuner;
 pub mod report;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod evidence;
 
 pub use backend::{Backend, Started, System};
 pub use emulation::Emulation;

@@ -2,7 +2,8 @@
 //!
 //! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`): warm-up, a horizon of many times the longest
 //! bound, overdue requests as misses, early ends, a bracket from saturation. In a race it gives up as soon as the rate is not
-//! above the best so far by the margin: when the throughput at saturation is not, or when one trial there fails.
+//! above the best so far: when the throughput at saturation is not, or when one trial there fails. The margin is not asked for here:
+//! a race is noisy, and its error would come on top of what a setting may gain and still lose.
 //!
 //! A measure is compared by runs that have the same seeds for every setting, so that run n of one setting and run n of another
 //! are a pair. In a race the runs end when the setting is certainly worse than the best: when the interval of the pairs' mean
@@ -17,7 +18,7 @@ use crate::trial::{Certified, Effort, Outcome, Trial};
 use sluice_bench::RunResult;
 use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
 use sluice_core::stats::compare::each_of;
-use sluice_core::stats::{Change, Sense, mean, percentile};
+use sluice_core::stats::{Change, Estimate, Sense, mean, percentile};
 
 /// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come.
 const LOOKS: usize = 3;
@@ -146,7 +147,7 @@ async fn rate<S: System>(
     let effort = trial.effort;
     let search = match effort {
         Effort::Race(_) => {
-            let floor = best.value.filter(|_| !goal.complete).map(|best| best * (1.0 + goal.margin));
+            let floor = best.value.filter(|_| !goal.complete);
             SearchGoal { floor, prove: false, tolerance: COARSE, max_trials: RACE_TRIALS, ..search }
         }
         Effort::Predict => {
@@ -168,7 +169,8 @@ async fn rate<S: System>(
         (SearchEnd::NoRate, _) => unmet(system, search.attainment, &found),
         (SearchEnd::BelowFloor, _) => Outcome::Worse { guess: guess(&found, search.floor.unwrap_or(0.0)) },
         (_, None) => Outcome::Worse { guess: 0.0 },
-        (_, Some(value)) => {
+        (_, Some(boundary)) => {
+            let value = within(boundary, found.most);
             let certified = match found.safe.filter(|_| effort == Effort::Confirm) {
                 Some(safe) => certify(system, goal, &search, safe, trial).await?,
                 None => None,
@@ -183,6 +185,11 @@ async fn rate<S: System>(
     trial.notes = notes;
     trial.kv_full = kv_full;
     Ok(())
+}
+
+/// The highest rate as settings are compared by it: not above the most that is certified. A race is given up by that bound as well.
+fn within(boundary: Estimate, most: f64) -> Estimate {
+    Estimate { value: boundary.value.min(most), low: boundary.low.min(most), ..boundary }
 }
 
 async fn certify<S: System>(
@@ -434,6 +441,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_race_is_not_lost_by_a_setting_that_gains_less_than_the_margin() {
+        // So fast that the capacity is 98.8 % of the throughput, and more than what is certified; so many that both are known to 1 %.
+        let goal = |seed| Goal { requests: 10_000, ..rate_goal(seed) };
+        let best = judged(200.0, Effort::Race(None), &goal(7), None).value();
+        for (gain, is_lost) in [(1.02, false), (0.97, true)] {
+            for seed in 0..3 {
+                let trial = judged(200.0 * gain, Effort::Race(best), &goal(seed), best);
+                assert_eq!(matches!(trial.outcome, Outcome::Worse { .. }), is_lost, "{gain}: {trial:?}");
+            }
+        }
+    }
+
     // Each case is a search.
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(8))]
@@ -443,8 +463,12 @@ mod tests {
             let goal = rate_goal(seed);
             let own = capacity(service, 0.99);
             let lost = judged(service, Effort::Race(Some(1.3 * own)), &goal, Some(1.3 * own));
-            let Outcome::Worse { guess } = lost.outcome else { panic!("{lost:?}") };
-            prop_assert!(lost.loads <= 3 && guess > 0.0 && guess <= 1.3 * own * 1.04, "{:?}", lost);
+            // A look at a rate that is too high holds by chance now and then. Then the whole search says that it is not the best.
+            let is_below = match lost.outcome {
+                Outcome::Worse { guess } => lost.loads <= 3 && guess > 0.0 && guess <= 1.3 * own * 1.04,
+                _ => lost.value().is_some_and(|value| value < 1.3 * own),
+            };
+            prop_assert!(is_below, "{:?}", lost);
             let won = judged(service, Effort::Race(Some(0.6 * own)), &goal, Some(0.6 * own));
             let value = won.value();
             prop_assert!(value.is_some_and(|value| (0.85..1.15).contains(&(value / own))), "{:?} for {}", won, own);

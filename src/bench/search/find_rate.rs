@@ -336,7 +336,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let curves = self.curves();
         let [low, value, high] = [0.05, 0.5, 0.95].map(|quantile| lowest(&curves, self.allowed_misses(), quantile));
         let boundary = value.zip(low.zip(high)).map(|(value, (low, high))| Estimate { value, low, high });
-        SearchResult { best, boundary, safe: self.safe_rate(), ending, trials: self.trials }
+        let most = self.drain_rate * DRAIN_SHARE;
+        SearchResult { best, boundary, most, safe: self.safe_rate(), ending, trials: self.trials }
     }
 }
 

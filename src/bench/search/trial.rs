@@ -23,7 +23,8 @@ pub struct SearchGoal {
     pub requests: usize,
     /// The most trials.
     pub max_trials: usize,
-    /// Gives up early, after two trials or three, on a system whose highest rate is not above this one.
+    /// Gives up early, after two trials or three, on a system whose highest rate, or [`SearchResult::most`], is not above this
+    /// one. To compare systems, it is the highest rate of another, but not more than that one's `most`.
     pub floor: Option<f64>,
     /// Whether the rate is proven in the end. Without a proof the search returns the boundary alone.
     pub prove: bool,
@@ -155,7 +156,7 @@ pub enum SearchEnd {
     Found,
     /// Even a request alone does not meet the objectives often enough.
     NoRate,
-    /// The highest rate is not above [`SearchGoal::floor`].
+    /// The highest rate, or [`SearchResult::most`], is not above [`SearchGoal::floor`].
     BelowFloor,
     /// The client could not send as fast as requested. The server may sustain a higher rate.
     ClientLimit,
@@ -179,6 +180,8 @@ pub struct SearchResult {
     pub best: Option<ProvenRate>,
     /// The highest rate as estimated from all trials together (90 %).
     pub boundary: Option<Estimate>,
+    /// No rate above this one is reported: a share of the saturated throughput. Infinite if that was not measured.
+    pub most: f64,
     /// The rate that the search would prove next: the boundary with its safety margins.
     pub safe: Option<f64>,
     /// Why the search ended.

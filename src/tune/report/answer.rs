@@ -120,7 +120,8 @@ fn why_none(report: &Report) -> String {
     });
     if let Some((hit_rate, wanted)) = cold {
         return format!(
-            "the prefix caches held {hit_rate:.0} % of the prompts and not at least {wanted:.0} %: give the classes prefixes              (prefix_share, prefixes) as your traffic has them, enable prefix caching, or lower tune.hit_rate"
+            "the prefix caches held {hit_rate:.0} % of the prompts and not at least {wanted:.0} %: give the classes prefixes \
+             (prefix_share, prefixes) as your traffic has them, enable prefix caching, or lower tune.hit_rate"
         );
     }
     let refused = report.trials.iter().find_map(|trial| match &trial.outcome {

@@ -38,9 +38,17 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
     let (found, halted) = match outcome {
         Ok(found) => (found, false),
         Err(SearchError::Bench(error)) => return Err(usage(error)),
-        Err(SearchError::Interrupted) => {
-            (SearchResult { best: None, boundary: None, safe: None, ending: SearchEnd::TrialLimit, trials }, true)
-        }
+        Err(SearchError::Interrupted) => (
+            SearchResult {
+                best: None,
+                boundary: None,
+                most: f64::INFINITY,
+                safe: None,
+                ending: SearchEnd::TrialLimit,
+                trials,
+            },
+            true,
+        ),
     };
     for (status, reason) in setup.client.reasons() {
         eprintln!("warning: the first response with status {status} said: {reason}");

@@ -177,6 +177,7 @@ mod tests {
         SearchResult {
             best: Some(ProvenRate { rate: 31.416, attainment }),
             boundary,
+            most: 40.0,
             safe: None,
             ending: SearchEnd::Found,
             trials: vec![report],
@@ -205,7 +206,14 @@ mod tests {
 
     #[test]
     fn a_search_without_a_result_says_what_to_do() {
-        let nothing = |ending| SearchResult { best: None, boundary: None, safe: None, ending, trials: Vec::new() };
+        let nothing = |ending| SearchResult {
+            best: None,
+            boundary: None,
+            most: f64::INFINITY,
+            safe: None,
+            ending,
+            trials: Vec::new(),
+        };
         let text = |ending| as_text(&nothing(ending), &SearchGoal::new(2.0), false);
         assert!(text(SearchEnd::NoRate).contains("Loosen the objectives"));
         assert!(text(SearchEnd::ClientLimit).contains("faster machine"));

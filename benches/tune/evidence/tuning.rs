@@ -1,0 +1,114 @@
+//! A tuning as a case runs it, and the true values that it is compared with.
+//!
+//! True values come from runs of their own: their seeds are those of no tuning.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use sluice_bench::{Arrival, Extent, PromptTokens};
+use sluice_lab::{Lab, Scenario, run};
+use sluice_tune::setting::{Setting, name, variant};
+use sluice_tune::{
+    Backend as _, Budget, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, Started, System as _, Trial,
+    TuneFile, at_once, tune,
+};
+
+use crate::item::{Item, Lines};
+
+/// Requests of a long run.
+pub(crate) const LONG: u64 = 20_000;
+/// The seeds of true values begin here.
+pub(crate) const TRUTH: u64 = 5_000_000;
+/// Settings whose true values are one item.
+const TOGETHER: usize = 8;
+
+/// A file of one text; it must be valid.
+pub(crate) fn file(text: &str) -> TuneFile {
+    TuneFile::parse(text, "evidence", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+pub(crate) fn settings(file: &TuneFile) -> Vec<Setting> {
+    Space::new(&file.tune).and_then(|space| space.settings()).expect("the space is valid")
+}
+
+pub(crate) fn goal(file: &TuneFile, seed: u64) -> Goal {
+    Goal::new(&file.tune, seed).expect("the goal is valid")
+}
+
+/// A tuning in the laboratory, without predictions.
+pub(crate) fn tuned(file: &TuneFile, method: Method, seed: u64, trials: Option<usize>) -> Report {
+    let goal = goal(file, seed);
+    let space = Space::new(&file.tune).expect("the space is valid");
+    let budget = Budget { trials, time: None };
+    let plan = Plan { space, goal, method, budget, prior: None, emulation: None };
+    let mut laboratory = Laboratory::new(file.scenario.clone(), plan.goal.measures());
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let mut journal = Journal::create(&folder.path().join("journal"), &Header::new("", method.name(), seed))
+        .expect("it can be written");
+    at_once(tune(&plan, &mut laboratory, &mut journal, Vec::new(), |_| ())).expect("the tuning ends")
+}
+
+/// A sum over all trials.
+pub(crate) fn total(report: &Report, of: fn(&Trial) -> f64) -> f64 {
+    report.trials.iter().map(of).sum()
+}
+
+/// The setup of a setting at a rate, for a long run.
+pub(crate) fn long(scenario: &Scenario, setting: &Setting, rate: f64) -> Lab {
+    let mut lab = scenario.lab(&variant(setting).expect("the setting is valid")).expect("the setup is valid");
+    lab.traffic[0].arrival = Arrival::Poisson { rate };
+    lab.traffic[0].extent = Extent::Requests(LONG);
+    if lab.engines.len() == 1 {
+        // One engine gets every request whatever its ids are, and writing them would be half of the work.
+        lab.traffic[0].workload.tokens = PromptTokens::Ids(0..1);
+    }
+    lab
+}
+
+/// The share of the requests of the worst group (class, adapter) that meet their objectives in a long run at a rate.
+pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f64 {
+    let result = run(&long(scenario, setting, rate), TRUTH - 1).expect("it runs").result;
+    let mut groups: BTreeMap<(u32, Option<u32>), (f64, f64)> = BTreeMap::new();
+    for record in &result.requests {
+        let (hits, all) = groups.entry((record.class, record.adapter)).or_default();
+        let hit = record.meets(result.config.slo_of(record.class));
+        (*hits, *all) = (*hits + f64::from(hit), *all + 1.0);
+    }
+    groups.values().map(|(hits, all)| hits / all).fold(1.0, f64::min)
+}
+
+/// The exhaustive search: items with the mean of a measure over `runs` runs of every setting; null does not start.
+pub(crate) fn exhaustive(start: &str, file: &TuneFile, runs: u64) -> Vec<Item> {
+    let some = |settings: &[Setting], number: usize| {
+        let (file, settings) = (file.clone(), settings.to_vec());
+        Item::new(format!("{start}/true/{number:03}"), move || {
+            let mut laboratory = Laboratory::new(file.scenario.clone(), goal(&file, 0).measures());
+            let mut of = |setting: &Setting| match at_once(laboratory.start(setting)).expect("the setup is valid") {
+                Started::Refused { .. } => Value::Null,
+                Started::Up { mut system, .. } => {
+                    let value = |run| at_once(system.observe(TRUTH + run)).expect("it runs").0[0];
+                    json!((0..runs).map(value).sum::<f64>() / runs as f64)
+                }
+            };
+            settings.iter().map(|setting| (name(setting), of(setting))).collect::<serde_json::Map<_, _>>().into()
+        })
+    };
+    (0..).zip(settings(file).chunks(TOGETHER)).map(|(number, chunk)| some(chunk, number)).collect()
+}
+
+/// What the items of an exhaustive search have found: every setting, `None` if it does not start.
+pub(crate) fn truths(lines: &Lines, start: &str) -> BTreeMap<String, Option<f64>> {
+    let start = format!("{start}/true/");
+    let chunks = lines.of(&start).filter_map(|(_, found)| found.as_object());
+    chunks.flatten().map(|(name, value)| (name.clone(), value.as_f64())).collect()
+}
+
+/// The setting with the least value, and all values in ascending order.
+pub(crate) fn least(truths: &BTreeMap<String, Option<f64>>) -> Option<(&str, Vec<f64>)> {
+    let started = truths.iter().filter_map(|(name, value)| Some((name.as_str(), (*value)?)));
+    let (best, _) = started.clone().min_by(|one, other| one.1.total_cmp(&other.1))?;
+    let mut values: Vec<f64> = started.map(|(_, value)| value).collect();
+    values.sort_by(f64::total_cmp);
+    Some((best, values))
+}
