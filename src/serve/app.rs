@@ -10,8 +10,9 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::added_experiments::Added;
 use crate::admin::status::LastReload;
-use crate::config::{AddedExperiment, Config};
+use crate::config::Config;
 use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
 use crate::flow::{LearnedState, RoutingTable};
@@ -71,7 +72,7 @@ pub struct App {
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
     /// Experiments of the admin API. Changed by a reload only.
-    pub(crate) added: parking_lot::Mutex<Vec<AddedExperiment>>,
+    pub(crate) added: parking_lot::Mutex<Added>,
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
     pub(crate) started: Instant,
     pub(crate) last_reload: parking_lot::Mutex<Option<LastReload>>,

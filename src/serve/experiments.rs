@@ -17,10 +17,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::added_experiments::read_or_set_aside;
 use super::app::App;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
 use crate::config::AddedExperiment;
-use crate::experiment::{EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase, Saved};
+use crate::experiment::{EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase};
 use crate::fleet;
 use crate::vllm::metrics::MetricsSnapshot;
 
@@ -33,37 +34,13 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Where experiments are saved.
 const FILE: &str = "experiments.json";
 
-/// Reads what an earlier gateway saved in `folder`. A file that cannot be read is reported and left out: experiments begin anew.
+/// Reads what an earlier gateway saved in `folder`. A file that cannot be read is set aside, and experiments begin anew.
 pub(super) fn restore(experiments: &Experiments, folder: &Path) {
-    let read = match fleet::read_state(folder, FILE) {
-        Ok(read) => read,
-        Err(error) => {
-            return tracing::warn!(folder = %folder.display(), %error, "cannot read {FILE}; experiments begin anew");
-        }
-    };
-    match read.map(|bytes| serde_json::from_slice::<Vec<Saved>>(&bytes)) {
-        Some(Ok(saved)) => experiments.restore(saved),
-        Some(Err(error)) => {
-            tracing::warn!(folder = %folder.display(), %error, "cannot read {FILE}; experiments begin anew");
-        }
-        None => {}
-    }
-}
-
-fn save(experiments: &Experiments, folder: &Path) {
-    let saved = experiments.save();
-    if saved.is_empty() {
-        return;
-    }
-    // Cannot fail: no map keys.
-    let bytes = serde_json::to_vec(&saved).unwrap_or_default();
-    if let Err(error) = fleet::replace_state(folder, FILE, &bytes) {
-        tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
-    }
+    experiments.restore(read_or_set_aside(folder, FILE));
 }
 
 impl App {
-    /// Moves experiments on until `end` is true, and saves them.
+    /// Moves experiments on until `end` is true, and saves them in `folder`.
     pub(super) async fn keep_experiments(self: Arc<Self>, folder: PathBuf, mut end: watch::Receiver<bool>) {
         let mut saved = Instant::now();
         loop {
@@ -76,7 +53,7 @@ impl App {
             let turn = tokio::task::spawn_blocking(move || {
                 app.learned.experiments.advance(Timestamp::now());
                 if due {
-                    save(&app.learned.experiments, &folder);
+                    app.save_experiments(&folder);
                 }
             });
             if let Err(error) = turn.await {
@@ -88,6 +65,20 @@ impl App {
             if due {
                 saved = Instant::now();
             }
+        }
+    }
+
+    /// Saves what was measured, also of experiments that do not fit the configuration now.
+    fn save_experiments(&self, folder: &Path) {
+        let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
+        let saved = self.learned.experiments.save(|name| left_out.iter().any(|other| other == name));
+        if saved.is_empty() {
+            return;
+        }
+        // Cannot fail: no map keys.
+        let bytes = serde_json::to_vec(&saved).unwrap_or_default();
+        if let Err(error) = fleet::replace_state(folder, FILE, &bytes) {
+            tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
         }
     }
 
@@ -157,7 +148,20 @@ impl App {
         self.learned.experiments.find(name).ok_or_else(|| self.unknown_experiment(name))
     }
 
+    /// The experiments of the configuration, short.
+    pub(super) fn active_experiments(&self) -> Vec<ExperimentReport> {
+        self.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
+    }
+
+    /// The experiment of that name that does not fit the configuration.
+    fn left_out(&self, name: &str) -> Option<ExperimentReport> {
+        self.added.lock().left_out_reports().find(|report| report.name == name)
+    }
+
     pub(super) fn unknown_experiment(&self, name: &str) -> ExperimentError {
+        if let Some(report) = self.left_out(name) {
+            return ExperimentError::NotActive { name: report.name, why: report.why.unwrap_or_default() };
+        }
         let known: Vec<String> = self.learned.experiments.all().iter().map(|one| one.plan.name.to_string()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         ExperimentError::Unknown { name: name.to_owned(), known }
@@ -179,11 +183,16 @@ impl App {
 
 impl ExperimentControl for App {
     fn experiments(&self) -> Vec<ExperimentReport> {
-        self.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
+        let mut all = self.active_experiments();
+        all.extend(self.added.lock().left_out_reports());
+        all
     }
 
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
-        Ok(ExperimentReport::new(&self.find_experiment(name)?, false))
+        match self.learned.experiments.find(name) {
+            Some(experiment) => Ok(ExperimentReport::new(&experiment, false)),
+            None => self.left_out(name).ok_or_else(|| self.unknown_experiment(name)),
+        }
     }
 
     fn put_experiment(&self, name: &str, mut keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError> {
@@ -222,7 +231,7 @@ impl ExperimentControl for App {
             }
         };
         experiment.state.order(phase);
-        save(&self.learned.experiments, &self.config.load().fleet.state);
+        self.save_experiments(&self.config.load().fleet.state);
         Ok(ExperimentReport::new(&experiment, true))
     }
 }

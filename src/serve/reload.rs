@@ -50,7 +50,7 @@ impl App {
 
     fn read(&self) -> Result<Config, ReloadError> {
         let Source::File { path, sets } = &self.source else { return Err(ReloadError::NoFile) };
-        let loaded = Config::load_with(path, sets, &self.added.lock())?;
+        let loaded = Config::load_with(path, sets, &self.added.lock().active)?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok(loaded.config)
     }

@@ -12,10 +12,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::added_experiments::Added;
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
 use super::{added_experiments, certificates, engines, experiments};
-use crate::admin::{self, ExperimentControl as _};
+use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
@@ -43,7 +44,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let now = Instant::now();
     let added = match &source {
         Source::File { path, sets } => added_experiments::restore(&mut config, path, sets),
-        Source::Fixed => Vec::new(),
+        Source::Fixed => Added::default(),
     };
     let counters = load_counters(&config)?;
     let listener = Listener::bind(config.server.listen).await?;
@@ -92,7 +93,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     });
     // Weak: the app holds its telemetry.
     let shown = Arc::downgrade(&app);
-    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.experiments()));
+    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.active_experiments()));
     app.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;

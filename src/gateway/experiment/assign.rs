@@ -144,15 +144,17 @@ impl Experiments {
         *self.saved.lock() = saved;
     }
 
-    /// All experiments, to be restored by a later gateway.
-    pub fn save(&self) -> Vec<Saved> {
+    /// All experiments, to be restored by a later gateway; with those that were restored and have not been configured yet, as far
+    /// as `keep` says so by their names.
+    pub fn save(&self, keep: impl Fn(&str) -> bool) -> Vec<Saved> {
         let save = |Experiment { plan, state }: Experiment| Saved {
             name: plan.name.to_string(),
             identity: plan.identity,
             phase: state.phase(),
             progress: state.progress(),
         };
-        self.all().into_iter().map(save).collect()
+        let waiting: Vec<Saved> = self.saved.lock().iter().filter(|saved| keep(&saved.name)).cloned().collect();
+        self.all().into_iter().map(save).chain(waiting).collect()
     }
 
     /// The experiment of that name.

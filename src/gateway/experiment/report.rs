@@ -17,6 +17,9 @@ use sluice_core::openai::FinishReason;
 use sluice_core::stats::Estimate;
 use sluice_core::stats::compare::each_of;
 
+/// The phase of an experiment that was saved and does not fit the configuration.
+pub const NOT_ACTIVE: &str = "not_active";
+
 /// A value and the range that contains the true one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Range {
@@ -29,11 +32,11 @@ pub struct Range {
 }
 
 /// One experiment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentReport {
     /// Its name.
     pub name: String,
-    /// `running`, `stopped` or `promoted`.
+    /// `running`, `stopped`, `promoted`, or [`NOT_ACTIVE`], which has only a name and a reason.
     pub phase: String,
     /// The arm that was promoted.
     pub promoted: Option<String>,
