@@ -18,6 +18,7 @@ mod trial_engines;
 
 pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
 pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
+pub use engine::adapters::load_adapter;
 pub use engine::journal::JournalError;
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::spec::EngineSpec;

@@ -5,7 +5,7 @@
 //! gateway goes on where this one was; after a crash without the last seconds. One task for all experiments, and one that looks
 //! at the engines that serve adapters of their arms.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,18 +17,22 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::added_experiments::read_or_set_aside;
 use super::app::App;
+use super::saved_experiments::read_or_set_aside;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
-use crate::config::AddedExperiment;
-use crate::experiment::{EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase};
+use crate::base::BackendId;
+use crate::config::{AddedExperiment, Target};
+use crate::experiment::{ArmPlan, EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase};
 use crate::fleet;
+use crate::flow::RoutingTable;
 use crate::vllm::metrics::MetricsSnapshot;
 
 /// Between two looks at the clock: steps of a ramp are minutes and more.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks at the engines that serve adapters of experiments.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// Between two attempts to load an adapter into one engine.
+const LOAD_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two saves.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Where experiments are saved.
@@ -95,15 +99,67 @@ impl App {
 
     /// Looks at the engines that serve adapters of running experiments, until `end` is true.
     pub(super) async fn keep_looking_at_adapters(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        let mut tried = HashMap::new();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
                 _ = end.wait_for(|ending| *ending) => return,
             }
+            let look = async {
+                self.load_adapters(&mut tried).await;
+                self.look_at_adapters().await;
+            };
             tokio::select! {
-                () = self.look_at_adapters() => {}
+                () = look => {}
                 _ = end.wait_for(|ending| *ending) => return,
             }
+        }
+    }
+
+    /// Loads the adapters of arms into engines that the gateway does not run and that report that they do not serve them. `tried`:
+    /// when each was tried last, by backend and name.
+    async fn load_adapters(&self, tried: &mut HashMap<(BackendId, Arc<str>), Instant>) {
+        tried.retain(|_, at| at.elapsed() < LOAD_INTERVAL);
+        let (table, mut loads) = (self.flow.routing_table(), JoinSet::new());
+        let view: Vec<_> = self.admission.view().into_iter().flat_map(|pool| pool.backends).collect();
+        let is_external = |id: &BackendId| {
+            let places = table
+                .config
+                .pools
+                .iter()
+                .zip(&table.pools)
+                .flat_map(|(pool, route)| pool.backends.iter().zip(&route.backends));
+            places.filter(|(_, other)| *other == id).any(|(backend, _)| matches!(backend.target, Target::Url(_)))
+        };
+        let all = self.learned.experiments.all();
+        for Experiment { plan, .. } in all.iter().filter(|one| one.state.phase() != Phase::Stopped) {
+            for arm in &plan.arms {
+                let Some((name, id)) = &arm.model else { continue };
+                let Some(folder) = table.config.models.get(id.index()).and_then(|model| model.adapter.clone()) else {
+                    continue;
+                };
+                for backend in backends_of(arm, &table).into_iter().filter(is_external) {
+                    let missing = self.admission.is_any_in_rotation(&[backend])
+                        && self.reported.serves(backend, name) == Some(false);
+                    let Some(seen) = view.iter().find(|seen| seen.id == backend).filter(|_| missing) else { continue };
+                    if tried.insert((backend, Arc::clone(name)), Instant::now()).is_none() {
+                        self.loading.lock().push((backend, Arc::clone(name)));
+                        let (address, folder, name, backend) =
+                            (Arc::clone(&seen.address), folder.clone(), Arc::clone(name), Arc::clone(&seen.name));
+                        loads.spawn(async move {
+                            match fleet::load_adapter(&address, &name, &folder).await {
+                                Ok(()) => tracing::info!(backend = %backend, adapter = %name, "adapter loaded for an experiment"),
+                                Err(why) => tracing::error!(backend = %backend, "{why}; tried again after {} s", LOAD_INTERVAL.as_secs()),
+                            }
+                        });
+                    }
+                }
+            }
+        }
+        if !loads.is_empty() {
+            loads.join_all().await;
+            self.loading.lock().clear();
+            self.probe_now.notify_one();
         }
     }
 
@@ -167,17 +223,57 @@ impl App {
         ExperimentError::Unknown { name: name.to_owned(), known }
     }
 
+    /// Notes for every arm with a model of its own whether a ready backend serves that.
+    pub(super) fn note_served_models(&self) {
+        let table = self.flow.routing_table();
+        for Experiment { plan, state } in self.learned.experiments.all() {
+            for (number, arm) in plan.arms.iter().enumerate() {
+                let Some((model, _)) = &arm.model else { continue };
+                let mut ready = backends_of(arm, &table);
+                ready.retain(|id| self.admission.is_any_in_rotation(&[*id]));
+                // An adapter that is being loaded is reported before it is warm.
+                let loading = self.loading.lock();
+                let is_loading = |id: BackendId| loading.iter().any(|(other, name)| *other == id && *name == *model);
+                let serves = |id: &BackendId| self.reported.serves(*id, model) != Some(false) && !is_loading(*id);
+                let served = (!ready.is_empty()).then(|| ready.iter().any(serves));
+                if state.note_served(number, served) && state.phase() != Phase::Stopped {
+                    match state.is_waiting(number) {
+                        true => tracing::warn!(
+                            "experiment {}: {} waits: no ready backend serves {model}",
+                            plan.name,
+                            arm.name
+                        ),
+                        false => tracing::info!("experiment {}: {} waits no longer for {model}", plan.name, arm.name),
+                    }
+                }
+            }
+        }
+    }
+
     /// An arm with a pool or backends of its own, none of which is ready.
     pub(super) fn arm_that_is_not_ready(&self, plan: &ExperimentPlan) -> Option<String> {
         let table = self.flow.routing_table();
-        let not_ready = plan.arms.iter().find(|arm| {
-            let Some(pool) = arm.pool.and_then(|pool| table.pools.get(pool)) else { return false };
-            let own = |position: &usize| arm.backends.is_empty() || arm.backends.contains(position);
-            let backends: Vec<_> =
-                pool.backends.iter().enumerate().filter(|(at, _)| own(at)).map(|(_, id)| *id).collect();
-            !self.admission.is_any_in_rotation(&backends)
-        });
+        let not_ready = plan
+            .arms
+            .iter()
+            .find(|arm| arm.pool.is_some() && !self.admission.is_any_in_rotation(&backends_of(arm, &table)));
         not_ready.map(|arm| arm.name.to_string())
+    }
+}
+
+/// The backends that may serve the requests of an arm; without a pool or a model of its own, none is known.
+fn backends_of(arm: &ArmPlan, table: &RoutingTable) -> Vec<BackendId> {
+    let of_pool = |pool: &usize| table.pools.get(*pool).map_or(&[][..], |pool| &pool.backends[..]);
+    match (&arm.pool, &arm.model) {
+        (Some(pool), _) => {
+            let own = |position: &usize| arm.backends.is_empty() || arm.backends.contains(position);
+            of_pool(pool).iter().enumerate().filter(|(at, _)| own(at)).map(|(_, id)| *id).collect()
+        }
+        (None, Some((model, _))) => {
+            let pools = table.model(model).map_or(&[][..], |found| &found.route.pools[..]);
+            pools.iter().flat_map(of_pool).copied().collect()
+        }
+        (None, None) => Vec::new(),
     }
 }
 

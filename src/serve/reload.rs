@@ -86,6 +86,7 @@ impl App {
         self.flow.upstream().set_timeouts(&config.timeouts);
         self.clients.configure(&config.server);
         self.config.store(config);
+        self.note_served_models();
         self.probe_now.notify_one();
         Ok(changes)
     }

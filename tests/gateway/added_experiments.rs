@@ -78,7 +78,7 @@ impl Gateway {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_experiment_is_created_replaced_and_removed_and_survives_a_restart() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let gateway = start(&engines, folder.path()).await;
     assert!(gateway.arms().await.iter().all(Option::is_none));
@@ -134,7 +134,7 @@ async fn an_experiment_is_created_replaced_and_removed_and_survives_a_restart() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_an_experiment_is_said_at_its_key_and_nothing_changes() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let gateway = start(&engines, folder.path()).await;
     let change = |change: &dyn Fn(&mut Value)| {
@@ -174,7 +174,7 @@ async fn what_is_wrong_with_an_experiment_is_said_at_its_key_and_nothing_changes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_arm_without_a_ready_backend_is_refused_and_one_that_the_file_rules_out_later_is_left_out() {
-    let [ready, gone] = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let [ready, gone] = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let engines = [ready, gone];
     let gateway = start(&engines, folder.path()).await;
@@ -210,7 +210,7 @@ async fn shown(gateway: &Gateway) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_experiment_that_does_not_fit_the_file_is_kept_with_its_measurements_until_it_fits_again() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let gateway = start(&engines, folder.path()).await;
     assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
@@ -250,7 +250,7 @@ async fn an_experiment_that_does_not_fit_the_file_is_kept_with_its_measurements_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_of_saved_experiments_that_cannot_be_read_is_set_aside() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     std::fs::create_dir(&state).unwrap();
@@ -268,7 +268,7 @@ async fn a_file_of_saved_experiments_that_cannot_be_read_is_set_aside() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_that_cannot_be_saved_is_refused_and_changes_nothing() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let gateway = start(&engines, folder.path()).await;
     assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
