@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::client::{CHAT, Response, TestClient, change, get, post};
-use crate::engine::{Engine, completion};
+use crate::engine::Engine;
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// A gateway of a file: model `m` and `lora` on two backends, and an experiment of the file for requests of model `lora`.
