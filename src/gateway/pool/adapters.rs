@@ -127,7 +127,7 @@ mod tests {
         [b, a, a].into_iter().for_each(|id| engine.take(id));
         assert_eq!([a, b, c].map(|id| engine.place(id)), [AdapterPlace::Wait(2), ready, ready], "two of b and of c");
         [a, a, b, b, c, c].into_iter().for_each(|id| engine.release(id));
-        assert_eq!([a, b, c].map(|id| engine.place(id)), [AdapterPlace::Load, ready, ready], "a was replaced");
+        assert_eq!([a, b, c].map(|id| engine.place(id)), [ready, AdapterPlace::Load, ready], "a has replaced b");
     }
 
     #[test]
