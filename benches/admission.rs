@@ -86,6 +86,7 @@ impl Bench {
             need: Need { slots: 1, prompt_tokens, output_tokens },
             priority: 0,
             arrived: self.now,
+            adapter: None,
             prefix: Arc::default(),
             avoid: [].into_iter().collect(),
             only: None,

@@ -9,6 +9,7 @@
 //! | POST `/admin/experiments/{name}/start`, `/stop` | its phase; requests that are in flight finish in their arm |
 //! | POST `/admin/experiments/{name}/promote/{arm}` | the same: all units of the experiment are in that arm |
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
@@ -106,6 +107,24 @@ pub enum ExperimentError {
         /// One line each, with the key in the experiment.
         problems: Vec<String>,
     },
+    /// It was saved by an earlier gateway and does not fit the configuration.
+    #[error(
+        "experiment '{name}' is not active: {why}; change or remove it, or change the configuration and restart the gateway"
+    )]
+    NotActive {
+        /// The experiment.
+        name: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// It would be lost at the next restart.
+    #[error("experiments cannot be saved in {} (fleet.state): {reason}; nothing was changed", folder.display())]
+    NotSaved {
+        /// The folder.
+        folder: PathBuf,
+        /// The cause.
+        reason: String,
+    },
     /// The gateway was started without a file.
     #[error(
         "the gateway was started without a configuration file, which experiments are checked with; start it with --config"
@@ -137,6 +156,8 @@ impl ExperimentError {
             Self::UnknownRequest(_) => (StatusCode::NOT_FOUND, "no_such_request"),
             Self::Declared { .. } => (StatusCode::CONFLICT, "declared_in_file"),
             Self::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_experiment"),
+            Self::NotActive { .. } => (StatusCode::CONFLICT, "not_active"),
+            Self::NotSaved { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),
             Self::NoFile => (StatusCode::CONFLICT, "no_config_file"),
             Self::NotReady { .. } => (StatusCode::CONFLICT, "arm_not_ready"),
         }

@@ -18,6 +18,7 @@ mod trial_engines;
 
 pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
 pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
+pub use engine::adapters::load_adapter;
 pub use engine::journal::JournalError;
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::spec::EngineSpec;
@@ -27,5 +28,5 @@ pub use launch::adapter_rank;
 pub use ports::PortsError;
 pub use probe::{Prober, ReportedModels, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
-pub use state_folder::{read as read_state, replace as replace_state};
+pub use state_folder::{read as read_state, replace as replace_state, set_aside as set_state_aside};
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

@@ -4,8 +4,9 @@
 //! - `GET /health`: status 200 is a success, any other response a failure. vLLM's API server responds without asking its
 //!   engine, so a success only means that the API server runs;
 //! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
-//!   (LoRA adapters are loaded and unloaded at run time) and its context limit;
-//! - after the first success and after each recovery: `GET /metrics`, for the size of its prefix cache.
+//!   (LoRA adapters are loaded and unloaded at run time) and its context limit; at each probe while something waits for a model;
+//! - after the first success and after each recovery, and with models that include LoRA adapters: `GET /metrics`, for the size
+//!   of its prefix cache and the number of its adapter slots.
 //!
 //! **Progress**: a backend with requests in flight that has sent no byte for `health.stall` is suspected. Its `/metrics` are
 //! read, and again at each later probe. If no counter of the engine's work changes for a third of `health.stall`, or there is
@@ -32,7 +33,7 @@ use super::http::fetch;
 use sluice_core::base::BackendId;
 use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
-use sluice_gateway::pool::{Address, Admission, Cordon, Phase};
+use sluice_gateway::pool::{AdapterId, Address, Admission, Cordon, Phase};
 
 /// How often a backend's models are read while it stays up.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
@@ -48,6 +49,8 @@ const CARDS_MAX: usize = 1_024;
 pub struct ModelCard {
     /// The name.
     pub id: String,
+    /// Whether it is a LoRA adapter of another model.
+    pub is_adapter: bool,
     /// The whole card, JSON.
     pub json: Box<RawValue>,
 }
@@ -71,10 +74,20 @@ impl ReportedModels {
         cards
     }
 
+    /// Whether a backend serves a model; `None`: it has not reported what it serves.
+    pub fn serves(&self, backend: BackendId, model: &str) -> Option<bool> {
+        Some(self.0.lock().get(&backend)?.iter().any(|card| card.id == model))
+    }
+
     /// The names that one backend serves.
     pub fn of(&self, backend: BackendId) -> Vec<String> {
         let by_backend = self.0.lock();
         by_backend.get(&backend).into_iter().flatten().map(|card| card.id.clone()).collect()
+    }
+
+    /// The names of LoRA adapters.
+    pub fn adapters(&self) -> Vec<String> {
+        self.cards().into_iter().filter(|card| card.is_adapter).map(|card| card.id).collect()
     }
 
     /// Every name.
@@ -164,6 +177,8 @@ struct ProbeResult {
     models: Option<ServedModels>,
     /// Tokens that its prefix cache holds.
     cache_tokens: Option<u64>,
+    /// LoRA adapters that one step may use.
+    adapter_slots: Option<u64>,
     activity: Option<Activity>,
 }
 
@@ -179,6 +194,8 @@ pub struct Prober {
     admission: Arc<Admission>,
     reported: Arc<ReportedModels>,
     states: HashMap<BackendId, ProbeState>,
+    /// Read the models of every backend in each round: something waits for one.
+    pub await_models: bool,
     /// The set of model names has changed and no caller was informed yet; kept when a round is cancelled.
     changed: bool,
 }
@@ -186,7 +203,7 @@ pub struct Prober {
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
     pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>) -> Self {
-        Self { admission, reported, states: HashMap::new(), changed: false }
+        Self { admission, reported, states: HashMap::new(), await_models: false, changed: false }
     }
 
     /// Whether its engine is starting or being stopped.
@@ -204,7 +221,8 @@ impl Prober {
         for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
-            let models_due = backend.phase == Phase::Starting
+            let models_due = self.await_models
+                || backend.phase == Phase::Starting
                 || state.models_at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
             let due = Due { models: models_due, cache: models_due && state.models_at.is_none() };
             let suspect = silent.contains(&backend.id);
@@ -258,6 +276,8 @@ impl Prober {
         let Some(models) = result.models else { return false };
         state.models_at = Some(now);
         self.admission.set_max_model_len(result.id, models.max_model_len);
+        let served = models.cards.iter().map(|card| AdapterId::of(&card.id)).collect();
+        self.admission.set_adapters(result.id, served, result.adapter_slots.map(|slots| slots as usize));
         self.reported.set(result.id, models.cards)
     }
 }
@@ -285,15 +305,15 @@ async fn probe(
         true => read_models(&address, limit).await,
         false => None,
     };
-    let cache_tokens = match due.cache && up.is_ok() {
-        true => scrape(&address, limit).await.and_then(|page| page.cache_tokens),
-        false => None,
-    };
+    let has_adapters = models.as_ref().is_some_and(|models| models.cards.iter().any(|card| card.is_adapter));
+    let page = if (due.cache && up.is_ok()) || has_adapters { scrape(&address, limit).await } else { None };
+    let cache_tokens = page.as_ref().filter(|_| due.cache).and_then(|page| page.cache_tokens);
+    let adapter_slots = page.and_then(|page| page.adapters).map(|adapters| adapters.slots);
     let activity = match suspect {
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, up, models, cache_tokens, activity }
+    ProbeResult { id, name, address, up, models, cache_tokens, adapter_slots, activity }
 }
 
 async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels> {
@@ -305,6 +325,7 @@ async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels>
     struct Fields {
         id: String,
         max_model_len: Option<u64>,
+        parent: Option<String>,
     }
     let (status, body) = fetch(address, "/v1/models", limit, HEALTH_BYTES).await.ok()?;
     let list: ModelList = status.is_success().then(|| serde_json::from_slice(&body).ok())??;
@@ -312,7 +333,7 @@ async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels>
     for json in list.data.into_iter().take(CARDS_MAX) {
         if let Ok(fields) = serde_json::from_str::<Fields>(json.get()) {
             models.max_model_len = models.max_model_len.max(fields.max_model_len);
-            models.cards.push(ModelCard { id: fields.id, json });
+            models.cards.push(ModelCard { id: fields.id, is_adapter: fields.parent.is_some(), json });
         }
     }
     Some(models)
@@ -441,6 +462,7 @@ mod tests {
             up: Ok(()),
             models: None,
             cache_tokens: None,
+            adapter_slots: None,
             activity: None,
         };
         prober.apply(result, Duration::ZERO);

@@ -46,8 +46,9 @@ pub(crate) fn open(folder: &Path) -> io::Result<()> {
 /// Whether a file is one that the gateway writes there.
 fn is_own(name: &str) -> bool {
     let is_log = || name.rsplit_once(".log").is_some_and(|(_, age)| age.is_empty() || age.starts_with('.'));
-    let begins =
-        ["journal.", "ports.json", "flags-", "experiments."].iter().any(|beginning| name.starts_with(beginning));
+    let begins = ["journal.", "ports.json", "flags-", "experiments.", "added_experiments."]
+        .iter()
+        .any(|beginning| name.starts_with(beginning));
     name == "lock" || name == KEY || begins || is_log()
 }
 
@@ -99,6 +100,18 @@ pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     fs::rename(draft, folder.join(name))
 }
 
+/// Renames a file of the folder to `NAME.unreadable-N`, with the lowest free number, so that it can be written anew and nothing in
+/// it is lost. Returns the new name.
+///
+/// # Errors
+/// It cannot be renamed.
+pub fn set_aside(folder: &Path, name: &str) -> io::Result<String> {
+    let is_free = |name: &String| folder.join(name).symlink_metadata().is_err();
+    let free = (1_u32..).map(|number| format!("{name}.unreadable-{number}")).find(is_free).unwrap_or_default();
+    fs::rename(folder.join(name), folder.join(&free))?;
+    Ok(free)
+}
+
 /// The random key of this folder, created at the first call. Digests of secrets are keyed with it, so that a weak secret cannot
 /// be guessed from a leaked digest.
 ///
@@ -147,6 +160,8 @@ mod tests {
             "p.gpu0.log",
             "p.gpu0.log.2",
             "p.b.commands.log",
+            "experiments.json",
+            "added_experiments.json",
         ];
         let loosen = || {
             names.iter().for_each(|name| fs::write(folder.join(name), "x").unwrap());
@@ -165,6 +180,18 @@ mod tests {
         fs::set_permissions(&other, Permissions::from_mode(0o644)).unwrap();
         open(&folder).unwrap();
         assert_eq!((mode(&folder), mode(&other), mode(&folder.join("lock"))), (0o755, 0o644, 0o600));
+    }
+
+    #[test]
+    fn files_that_are_set_aside_do_not_replace_one_another() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["one", "two"] {
+            fs::write(folder.path().join("x.json"), text).unwrap();
+            set_aside(folder.path(), "x.json").unwrap();
+        }
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!((read("x.json.unreadable-1").as_str(), read("x.json.unreadable-2").as_str()), ("one", "two"));
+        assert!(set_aside(folder.path(), "x.json").is_err(), "there is none");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use sluice_core::base::{BackendId, Rng};
 use sluice_core::openai::Route;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, IncomingRequest, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::Admission;
+use sluice_gateway::pool::{AdapterId, Admission};
 use sluice_sim::engine::BLOCK_TOKENS;
 
 /// The longest jump of the clock while requests are in flight, because their timers may fire in between.
@@ -150,9 +150,13 @@ impl Simulation {
             admission.set_max_model_len(*backend, Some(u64::from(sim.max_model_len)));
             let blocks = if sim.engine.prefix_caching { sim.engine.num_blocks } else { 0 };
             admission.set_cache_size(*backend, u64::from(blocks) * u64::from(BLOCK_TOKENS));
+            let adapters = if sim.lora { lab.adapter_names() } else { Vec::new() };
+            let served = sim.names.iter().chain(&adapters).map(|name| AdapterId::of(name)).collect();
+            admission.set_adapters(*backend, served, sim.lora.then_some(sim.engine.max_loras as usize));
         }
         let counters = vec![None; lab.config.models.len()];
         let learned = LearnedState::default();
+        learned.set_adapters(lab.adapter_names());
         let table = RoutingTable::new(Arc::clone(&lab.config), &layout, &lab.model_names(), &counters, &learned);
         let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), LastRecord::default(), table);
         let mut simulation = Self {

@@ -121,6 +121,12 @@ impl Lab {
         names
     }
 
+    /// The adapters of all traffic and of arms.
+    pub(crate) fn adapter_names(&self) -> Vec<String> {
+        let of_arms = self.arm_models().into_iter().filter(|(_, number)| number.is_some());
+        self.adapters().into_iter().chain(of_arms.map(|(name, _)| name.to_string())).collect()
+    }
+
     /// The models that arms of experiments send, each with its number as an adapter, unless an engine has it as its own.
     pub(crate) fn arm_models(&self) -> Vec<(Arc<str>, Option<u16>)> {
         let mut adapters = self.adapters();

@@ -10,8 +10,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::saved_experiments::Added;
 use crate::admin::status::LastReload;
-use crate::config::{AddedExperiment, Config};
+use crate::base::BackendId;
+use crate::config::Config;
 use crate::estimate::ExactCounter;
 use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
 use crate::flow::{LearnedState, RoutingTable};
@@ -71,10 +73,12 @@ pub struct App {
     pub(crate) config: ArcSwap<Config>,
     pub(crate) source: Source,
     /// Experiments of the admin API. Changed by a reload only.
-    pub(crate) added: parking_lot::Mutex<Vec<AddedExperiment>>,
+    pub(crate) added: parking_lot::Mutex<Added>,
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
     pub(crate) started: Instant,
     pub(crate) last_reload: parking_lot::Mutex<Option<LastReload>>,
+    /// Adapters that are being loaded for experiments, and where.
+    pub(crate) loading: parking_lot::Mutex<Vec<(BackendId, Arc<str>)>>,
     /// Held by a reload from reading the file to its end, so that reloads follow one another.
     pub(crate) reloading: parking_lot::Mutex<()>,
     /// Starts a round of probes now: requests may wait for backends that a reload added.
@@ -110,7 +114,9 @@ impl App {
     /// Probes every backend once. What takes long with many keys is left to a thread that may block.
     pub(super) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
+        prober.await_models = self.learned.experiments.is_any_waiting();
         let changed = prober.probe_all(&rules).await;
+        self.note_served_models();
         if !changed && !self.flow.has_replaced_tables() {
             return;
         }
@@ -130,6 +136,7 @@ impl App {
     fn rebuild_routing(&self) {
         let loaded = self.loaded.lock();
         let (config, reported) = (self.config.load_full(), self.reported.names());
+        self.learned.set_adapters(self.reported.adapters());
         self.flow.set_routing_table(RoutingTable::new(
             config,
             &loaded.layout,

@@ -5,7 +5,7 @@
 //! gateway goes on where this one was; after a crash without the last seconds. One task for all experiments, and one that looks
 //! at the engines that serve adapters of their arms.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,52 +18,33 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::app::App;
+use super::saved_experiments::read_or_set_aside;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
-use crate::config::AddedExperiment;
-use crate::experiment::{EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase, Saved};
+use crate::base::BackendId;
+use crate::config::{AddedExperiment, Target};
+use crate::experiment::{ArmPlan, EngineAdapters, Experiment, ExperimentPlan, ExperimentReport, Experiments, Phase};
 use crate::fleet;
+use crate::flow::RoutingTable;
 use crate::vllm::metrics::MetricsSnapshot;
 
 /// Between two looks at the clock: steps of a ramp are minutes and more.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks at the engines that serve adapters of experiments.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// Between two attempts to load an adapter into one engine.
+const LOAD_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two saves.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Where experiments are saved.
 const FILE: &str = "experiments.json";
 
-/// Reads what an earlier gateway saved in `folder`. A file that cannot be read is reported and left out: experiments begin anew.
+/// Reads what an earlier gateway saved in `folder`. A file that cannot be read is set aside, and experiments begin anew.
 pub(super) fn restore(experiments: &Experiments, folder: &Path) {
-    let read = match fleet::read_state(folder, FILE) {
-        Ok(read) => read,
-        Err(error) => {
-            return tracing::warn!(folder = %folder.display(), %error, "cannot read {FILE}; experiments begin anew");
-        }
-    };
-    match read.map(|bytes| serde_json::from_slice::<Vec<Saved>>(&bytes)) {
-        Some(Ok(saved)) => experiments.restore(saved),
-        Some(Err(error)) => {
-            tracing::warn!(folder = %folder.display(), %error, "cannot read {FILE}; experiments begin anew");
-        }
-        None => {}
-    }
-}
-
-fn save(experiments: &Experiments, folder: &Path) {
-    let saved = experiments.save();
-    if saved.is_empty() {
-        return;
-    }
-    // Cannot fail: no map keys.
-    let bytes = serde_json::to_vec(&saved).unwrap_or_default();
-    if let Err(error) = fleet::replace_state(folder, FILE, &bytes) {
-        tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
-    }
+    experiments.restore(read_or_set_aside(folder, FILE));
 }
 
 impl App {
-    /// Moves experiments on until `end` is true, and saves them.
+    /// Moves experiments on until `end` is true, and saves them in `folder`.
     pub(super) async fn keep_experiments(self: Arc<Self>, folder: PathBuf, mut end: watch::Receiver<bool>) {
         let mut saved = Instant::now();
         loop {
@@ -76,7 +57,7 @@ impl App {
             let turn = tokio::task::spawn_blocking(move || {
                 app.learned.experiments.advance(Timestamp::now());
                 if due {
-                    save(&app.learned.experiments, &folder);
+                    app.save_experiments(&folder);
                 }
             });
             if let Err(error) = turn.await {
@@ -88,6 +69,20 @@ impl App {
             if due {
                 saved = Instant::now();
             }
+        }
+    }
+
+    /// Saves what was measured, also of experiments that do not fit the configuration now.
+    fn save_experiments(&self, folder: &Path) {
+        let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
+        let saved = self.learned.experiments.save(|name| left_out.iter().any(|other| other == name));
+        if saved.is_empty() {
+            return;
+        }
+        // Cannot fail: no map keys.
+        let bytes = serde_json::to_vec(&saved).unwrap_or_default();
+        if let Err(error) = fleet::replace_state(folder, FILE, &bytes) {
+            tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
         }
     }
 
@@ -104,15 +99,67 @@ impl App {
 
     /// Looks at the engines that serve adapters of running experiments, until `end` is true.
     pub(super) async fn keep_looking_at_adapters(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        let mut tried = HashMap::new();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
                 _ = end.wait_for(|ending| *ending) => return,
             }
+            let look = async {
+                self.load_adapters(&mut tried).await;
+                self.look_at_adapters().await;
+            };
             tokio::select! {
-                () = self.look_at_adapters() => {}
+                () = look => {}
                 _ = end.wait_for(|ending| *ending) => return,
             }
+        }
+    }
+
+    /// Loads the adapters of arms into engines that the gateway does not run and that report that they do not serve them. `tried`:
+    /// when each was tried last, by backend and name.
+    async fn load_adapters(&self, tried: &mut HashMap<(BackendId, Arc<str>), Instant>) {
+        tried.retain(|_, at| at.elapsed() < LOAD_INTERVAL);
+        let (table, mut loads) = (self.flow.routing_table(), JoinSet::new());
+        let view: Vec<_> = self.admission.view().into_iter().flat_map(|pool| pool.backends).collect();
+        let is_external = |id: &BackendId| {
+            let places = table
+                .config
+                .pools
+                .iter()
+                .zip(&table.pools)
+                .flat_map(|(pool, route)| pool.backends.iter().zip(&route.backends));
+            places.filter(|(_, other)| *other == id).any(|(backend, _)| matches!(backend.target, Target::Url(_)))
+        };
+        let all = self.learned.experiments.all();
+        for Experiment { plan, .. } in all.iter().filter(|one| one.state.phase() != Phase::Stopped) {
+            for arm in &plan.arms {
+                let Some((name, id)) = &arm.model else { continue };
+                let Some(folder) = table.config.models.get(id.index()).and_then(|model| model.adapter.clone()) else {
+                    continue;
+                };
+                for backend in backends_of(arm, &table).into_iter().filter(is_external) {
+                    let missing = self.admission.is_any_in_rotation(&[backend])
+                        && self.reported.serves(backend, name) == Some(false);
+                    let Some(seen) = view.iter().find(|seen| seen.id == backend).filter(|_| missing) else { continue };
+                    if tried.insert((backend, Arc::clone(name)), Instant::now()).is_none() {
+                        self.loading.lock().push((backend, Arc::clone(name)));
+                        let (address, folder, name, backend) =
+                            (Arc::clone(&seen.address), folder.clone(), Arc::clone(name), Arc::clone(&seen.name));
+                        loads.spawn(async move {
+                            match fleet::load_adapter(&address, &name, &folder).await {
+                                Ok(()) => tracing::info!(backend = %backend, adapter = %name, "adapter loaded for an experiment"),
+                                Err(why) => tracing::error!(backend = %backend, "{why}; tried again after {} s", LOAD_INTERVAL.as_secs()),
+                            }
+                        });
+                    }
+                }
+            }
+        }
+        if !loads.is_empty() {
+            loads.join_all().await;
+            self.loading.lock().clear();
+            self.probe_now.notify_one();
         }
     }
 
@@ -157,33 +204,91 @@ impl App {
         self.learned.experiments.find(name).ok_or_else(|| self.unknown_experiment(name))
     }
 
+    /// The experiments of the configuration, short.
+    pub(super) fn active_experiments(&self) -> Vec<ExperimentReport> {
+        self.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
+    }
+
+    /// The experiment of that name that does not fit the configuration.
+    fn left_out(&self, name: &str) -> Option<ExperimentReport> {
+        self.added.lock().left_out_reports().find(|report| report.name == name)
+    }
+
     pub(super) fn unknown_experiment(&self, name: &str) -> ExperimentError {
+        if let Some(report) = self.left_out(name) {
+            return ExperimentError::NotActive { name: report.name, why: report.why.unwrap_or_default() };
+        }
         let known: Vec<String> = self.learned.experiments.all().iter().map(|one| one.plan.name.to_string()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         ExperimentError::Unknown { name: name.to_owned(), known }
     }
 
+    /// Notes for every arm with a model of its own whether a ready backend serves that.
+    pub(super) fn note_served_models(&self) {
+        let table = self.flow.routing_table();
+        for Experiment { plan, state } in self.learned.experiments.all() {
+            for (number, arm) in plan.arms.iter().enumerate() {
+                let Some((model, _)) = &arm.model else { continue };
+                let mut ready = backends_of(arm, &table);
+                ready.retain(|id| self.admission.is_any_in_rotation(&[*id]));
+                // An adapter that is being loaded is reported before it is warm.
+                let loading = self.loading.lock();
+                let is_loading = |id: BackendId| loading.iter().any(|(other, name)| *other == id && *name == *model);
+                let serves = |id: &BackendId| self.reported.serves(*id, model) != Some(false) && !is_loading(*id);
+                let served = (!ready.is_empty()).then(|| ready.iter().any(serves));
+                if state.note_served(number, served) && state.phase() != Phase::Stopped {
+                    match state.is_waiting(number) {
+                        true => tracing::warn!(
+                            "experiment {}: {} waits: no ready backend serves {model}",
+                            plan.name,
+                            arm.name
+                        ),
+                        false => tracing::info!("experiment {}: {} waits no longer for {model}", plan.name, arm.name),
+                    }
+                }
+            }
+        }
+    }
+
     /// An arm with a pool or backends of its own, none of which is ready.
     pub(super) fn arm_that_is_not_ready(&self, plan: &ExperimentPlan) -> Option<String> {
         let table = self.flow.routing_table();
-        let not_ready = plan.arms.iter().find(|arm| {
-            let Some(pool) = arm.pool.and_then(|pool| table.pools.get(pool)) else { return false };
-            let own = |position: &usize| arm.backends.is_empty() || arm.backends.contains(position);
-            let backends: Vec<_> =
-                pool.backends.iter().enumerate().filter(|(at, _)| own(at)).map(|(_, id)| *id).collect();
-            !self.admission.is_any_in_rotation(&backends)
-        });
+        let not_ready = plan
+            .arms
+            .iter()
+            .find(|arm| arm.pool.is_some() && !self.admission.is_any_in_rotation(&backends_of(arm, &table)));
         not_ready.map(|arm| arm.name.to_string())
+    }
+}
+
+/// The backends that may serve the requests of an arm; without a pool or a model of its own, none is known.
+fn backends_of(arm: &ArmPlan, table: &RoutingTable) -> Vec<BackendId> {
+    let of_pool = |pool: &usize| table.pools.get(*pool).map_or(&[][..], |pool| &pool.backends[..]);
+    match (&arm.pool, &arm.model) {
+        (Some(pool), _) => {
+            let own = |position: &usize| arm.backends.is_empty() || arm.backends.contains(position);
+            of_pool(pool).iter().enumerate().filter(|(at, _)| own(at)).map(|(_, id)| *id).collect()
+        }
+        (None, Some((model, _))) => {
+            let pools = table.model(model).map_or(&[][..], |found| &found.route.pools[..]);
+            pools.iter().flat_map(of_pool).copied().collect()
+        }
+        (None, None) => Vec::new(),
     }
 }
 
 impl ExperimentControl for App {
     fn experiments(&self) -> Vec<ExperimentReport> {
-        self.learned.experiments.all().iter().map(|experiment| ExperimentReport::new(experiment, true)).collect()
+        let mut all = self.active_experiments();
+        all.extend(self.added.lock().left_out_reports());
+        all
     }
 
     fn experiment(&self, name: &str) -> Result<ExperimentReport, ExperimentError> {
-        Ok(ExperimentReport::new(&self.find_experiment(name)?, false))
+        match self.learned.experiments.find(name) {
+            Some(experiment) => Ok(ExperimentReport::new(&experiment, false)),
+            None => self.left_out(name).ok_or_else(|| self.unknown_experiment(name)),
+        }
     }
 
     fn put_experiment(&self, name: &str, mut keys: Map<String, Value>) -> Result<ExperimentReport, ExperimentError> {
@@ -222,7 +327,7 @@ impl ExperimentControl for App {
             }
         };
         experiment.state.order(phase);
-        save(&self.learned.experiments, &self.config.load().fleet.state);
+        self.save_experiments(&self.config.load().fleet.state);
         Ok(ExperimentReport::new(&experiment, true))
     }
 }

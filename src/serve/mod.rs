@@ -15,6 +15,7 @@ mod engines;
 mod experiments;
 mod local;
 mod reload;
+mod saved_experiments;
 mod added_experiments;
 mod start;
 

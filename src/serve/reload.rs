@@ -50,7 +50,7 @@ impl App {
 
     fn read(&self) -> Result<Config, ReloadError> {
         let Source::File { path, sets } = &self.source else { return Err(ReloadError::NoFile) };
-        let loaded = Config::load_with(path, sets, &self.added.lock())?;
+        let loaded = Config::load_with(path, sets, &self.added.lock().active)?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok(loaded.config)
     }
@@ -86,6 +86,7 @@ impl App {
         self.flow.upstream().set_timeouts(&config.timeouts);
         self.clients.configure(&config.server);
         self.config.store(config);
+        self.note_served_models();
         self.probe_now.notify_one();
         Ok(changes)
     }

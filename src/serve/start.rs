@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
-use super::{added_experiments, certificates, engines, experiments};
-use crate::admin::{self, ExperimentControl as _};
+use super::saved_experiments::Added;
+use super::{certificates, engines, experiments, saved_experiments};
+use crate::admin;
 use crate::config::{Config, OnExit};
 use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
@@ -42,8 +43,8 @@ const FIRST_PROBE: Duration = Duration::from_secs(2);
 pub async fn start(mut config: Config, source: Source) -> Result<Running, StartError> {
     let now = Instant::now();
     let added = match &source {
-        Source::File { path, sets } => added_experiments::restore(&mut config, path, sets),
-        Source::Fixed => Vec::new(),
+        Source::File { path, sets } => saved_experiments::restore(&mut config, path, sets),
+        Source::Fixed => Added::default(),
     };
     let counters = load_counters(&config)?;
     let listener = Listener::bind(config.server.listen).await?;
@@ -65,6 +66,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let telemetry = Arc::new(telemetry);
     let (learned, state) = (LearnedState::default(), config.fleet.state.clone());
     experiments::restore(&learned.experiments, &state);
+    learned.experiments.wait_for_models();
     let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
     let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
@@ -87,12 +89,13 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         loaded: parking_lot::Mutex::new(Loaded { layout, counters }),
         started: now,
         last_reload: parking_lot::Mutex::default(),
+        loading: parking_lot::Mutex::default(),
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
     // Weak: the app holds its telemetry.
     let shown = Arc::downgrade(&app);
-    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.experiments()));
+    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.active_experiments()));
     app.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::client::{CHAT, Response, TestClient, change, get, post};
-use crate::engine::{Engine, completion};
+use crate::engine::Engine;
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// A gateway of a file: model `m` and `lora` on two backends, and an experiment of the file for requests of model `lora`.
@@ -78,7 +78,7 @@ impl Gateway {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_experiment_is_created_replaced_and_removed_and_survives_a_restart() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let gateway = start(&engines, folder.path()).await;
     assert!(gateway.arms().await.iter().all(Option::is_none));
@@ -134,7 +134,7 @@ async fn an_experiment_is_created_replaced_and_removed_and_survives_a_restart() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_an_experiment_is_said_at_its_key_and_nothing_changes() {
-    let engines = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let gateway = start(&engines, folder.path()).await;
     let change = |change: &dyn Fn(&mut Value)| {
@@ -174,7 +174,7 @@ async fn what_is_wrong_with_an_experiment_is_said_at_its_key_and_nothing_changes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_arm_without_a_ready_backend_is_refused_and_one_that_the_file_rules_out_later_is_left_out() {
-    let [ready, gone] = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let [ready, gone] = [Engine::with_adapter().await, Engine::with_adapter().await];
     let folder = tempfile::tempdir().unwrap();
     let engines = [ready, gone];
     let gateway = start(&engines, folder.path()).await;
@@ -197,8 +197,93 @@ async fn an_arm_without_a_ready_backend_is_refused_and_one_that_the_file_rules_o
     assert!(running.stop().await);
     std::fs::write(&file, text.replace("name = \"b1\"", "name = \"b2\"")).unwrap();
     let gateway = Gateway { gateway: TestGateway::from_file(&file).await, file, text };
-    assert_eq!(gateway.names().await, ["of-file"]);
+    assert_eq!(gateway.names().await, ["of-file", "x"]);
     assert!(gateway.arms().await.iter().all(Option::is_none));
     assert!(ready.count() > 0);
+    gateway.gateway.settled().await;
+}
+
+/// `x` as the admin API shows it.
+async fn shown(gateway: &Gateway) -> Value {
+    TestClient::to(gateway.gateway.admin()).await.request(get("/admin/experiments/x")).await.json()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_experiment_that_does_not_fit_the_file_is_kept_with_its_measurements_until_it_fits_again() {
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = start(&engines, folder.path()).await;
+    assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
+    let arms = gateway.arms().await;
+    let measured = async |gateway: &Gateway| {
+        let report = shown(gateway).await;
+        report["arms"].as_array().unwrap().iter().map(|arm| arm["requests"].as_u64().unwrap()).sum::<u64>()
+    };
+    eventually("the requests are measured", async || measured(&gateway).await == 20).await;
+    let restart = async |gateway: Gateway, text: String| {
+        let Gateway { gateway: running, file, .. } = gateway;
+        assert!(running.stop().await);
+        std::fs::write(&file, &text).unwrap();
+        Gateway { gateway: TestGateway::from_file(&file).await, file, text }
+    };
+    let fits = gateway.text.clone();
+    let gateway = restart(gateway, fits.replace("name = \"b1\"", "name = \"b2\"")).await;
+    let report = shown(&gateway).await;
+    let why = report["why"].as_str().unwrap();
+    assert!(report["phase"] == "not_active" && why.starts_with("arm[1].backends[0]: "), "{report}");
+    let start = gateway.send("POST", "/admin/experiments/x/start", "").await;
+    assert_eq!((start.status(), code(&start).as_str()), (409, "not_active"), "{}", start.text());
+    let mut other = experiment();
+    other["arm"][1]["backends"] = json!(["b2"]);
+    other["traffic"] = json!({ "from": 0.5 });
+    assert_eq!(gateway.put("y", &other).await.status(), 200, "x takes no requests");
+    assert_eq!(gateway.remove("y").await.status(), 200);
+    let gateway = restart(gateway, fits).await;
+    assert_eq!((shown(&gateway).await["phase"].as_str(), measured(&gateway).await), (Some("running"), 20));
+    assert_eq!(gateway.arms().await, arms);
+    let unfit = gateway.text.replace("name = \"b1\"", "name = \"b2\"");
+    let gateway = restart(gateway, unfit).await;
+    assert_eq!(gateway.remove("x").await.status(), 200);
+    assert_eq!(gateway.names().await, ["of-file"]);
+    gateway.gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_of_saved_experiments_that_cannot_be_read_is_set_aside() {
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    for name in ["added_experiments.json", "experiments.json"] {
+        std::fs::write(state.join(name), "[{\"name\": ").unwrap();
+    }
+    let gateway = start(&engines, folder.path()).await;
+    assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
+    for name in ["added_experiments.json", "experiments.json"] {
+        let kept = std::fs::read_to_string(state.join(format!("{name}.unreadable-1"))).unwrap();
+        assert_eq!(kept, "[{\"name\": ");
+    }
+    gateway.gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_cannot_be_saved_is_refused_and_changes_nothing() {
+    let engines = [Engine::with_adapter().await, Engine::with_adapter().await];
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = start(&engines, folder.path()).await;
+    assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
+    let arms = gateway.arms().await;
+    // No file can be written where a folder is.
+    let draft = folder.path().join("state/added_experiments.json.tmp");
+    std::fs::create_dir(&draft).unwrap();
+    let mut other = experiment();
+    other["salt"] = json!("other");
+    for response in [gateway.put("x", &other).await, gateway.remove("x").await] {
+        assert_eq!((response.status(), code(&response).as_str()), (500, "not_saved"), "{}", response.text());
+        assert!(response.text().contains("(fleet.state)"), "{}", response.text());
+    }
+    assert_eq!((gateway.names().await, gateway.arms().await), (vec!["of-file".to_owned(), "x".to_owned()], arms));
+    std::fs::remove_dir(&draft).unwrap();
+    assert_eq!(gateway.remove("x").await.status(), 200);
     gateway.gateway.settled().await;
 }

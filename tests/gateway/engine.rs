@@ -69,6 +69,8 @@ struct Inside {
     hasty: bool,
     seen: Mutex<Vec<ReceivedRequest>>,
     healthy: AtomicBool,
+    /// The names that it reports.
+    models: Mutex<Vec<String>>,
     connections: AtomicUsize,
     left: AtomicUsize,
     gate: Semaphore,
@@ -98,6 +100,18 @@ impl Engine {
         Self::start(move |_, _| steps.clone()).await
     }
 
+    /// An engine that always responds with [`COMPLETION`] and reports models `m` and `lora`.
+    pub(crate) async fn with_adapter() -> Self {
+        let engine = Self::always(completion()).await;
+        engine.set_models(&["m", "lora"]);
+        engine
+    }
+
+    /// Sets the names that it reports.
+    pub(crate) fn set_models(&self, names: &[&str]) {
+        *self.inside.models.lock() = names.iter().map(|name| (*name).to_owned()).collect();
+    }
+
     /// An engine on a given port.
     pub(crate) async fn at(
         address: SocketAddr,
@@ -122,6 +136,7 @@ impl Engine {
             hasty,
             seen: Mutex::default(),
             healthy: AtomicBool::new(true),
+            models: Mutex::new(vec!["m".to_owned()]),
             connections: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             gate: Semaphore::new(0),
@@ -247,7 +262,11 @@ fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
     match path {
         "/health" if !inside.healthy.load(SeqCst) => response(503, "text/plain", b""),
         "/health" => response(200, "text/plain", b""),
-        "/v1/models" => json(br#"{"object":"list","data":[{"id":"m","object":"model","max_model_len":131072}]}"#),
+        "/v1/models" => {
+            let card = |name: &String| format!(r#"{{"id":"{name}","object":"model","max_model_len":131072}}"#);
+            let cards: Vec<String> = inside.models.lock().iter().map(card).collect();
+            json(format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(",")).as_bytes())
+        }
         _ => response(404, "text/plain", b"not found"),
     }
 }

@@ -50,8 +50,7 @@ fn requests(report: &Value) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_stay_in_their_arm_and_only_the_model_is_renamed() {
-    let (engines, state) =
-        ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
+    let (engines, state) = ([Engine::with_adapter().await, Engine::with_adapter().await], tempfile::tempdir().unwrap());
     let gateway = start(engines.each_ref().map(Engine::url), state.path()).await;
     let mut arms = vec![Vec::new(); 2];
     for arms in &mut arms {
@@ -100,8 +99,7 @@ async fn serves(engine: &Engine, more: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopping_starting_and_promoting_under_load_loses_no_request() {
-    let (engines, state) =
-        ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
+    let (engines, state) = ([Engine::with_adapter().await, Engine::with_adapter().await], tempfile::tempdir().unwrap());
     let gateway = start(engines.each_ref().map(Engine::url), state.path()).await;
     let over = Arc::new(AtomicBool::new(false));
     let clients = load(&gateway, &over);
@@ -122,7 +120,7 @@ async fn stopping_starting_and_promoting_under_load_loses_no_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_traffic_of_an_arm_whose_engine_has_crashed_is_served_by_the_other() {
-    let [base, lora] = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let [base, lora] = [Engine::with_adapter().await, Engine::with_adapter().await];
     let state = tempfile::tempdir().unwrap();
     let gateway = start([base.url(), lora.url()], state.path()).await;
     let over = Arc::new(AtomicBool::new(false));
@@ -144,8 +142,7 @@ async fn the_traffic_of_an_arm_whose_engine_has_crashed_is_served_by_the_other()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restarted_gateway_goes_on_with_what_was_measured() {
-    let (engines, state) =
-        ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
+    let (engines, state) = ([Engine::with_adapter().await, Engine::with_adapter().await], tempfile::tempdir().unwrap());
     let urls = engines.each_ref().map(Engine::url);
     let gateway = start(urls.clone(), state.path()).await;
     for user in 0..30 {
@@ -165,7 +162,7 @@ async fn a_restarted_gateway_goes_on_with_what_was_measured() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_arm_without_a_ready_backend_is_refused_by_name_and_traffic_flows_on() {
-    let [base, lora] = [Engine::always(completion()).await, Engine::always(completion()).await];
+    let [base, lora] = [Engine::with_adapter().await, Engine::with_adapter().await];
     let (urls, state) = ([base.url(), lora.url()], tempfile::tempdir().unwrap());
     lora.end().await;
     let text = format!("{}[fleet]\nstate = \"{}\"\n", experiment(urls, "running = false"), state.path().display());
@@ -182,8 +179,7 @@ async fn an_arm_without_a_ready_backend_is_refused_by_name_and_traffic_flows_on(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_users_rating_counts_for_the_arm_that_answered_and_an_unknown_request_is_refused() {
-    let (engines, state) =
-        ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
+    let (engines, state) = ([Engine::with_adapter().await, Engine::with_adapter().await], tempfile::tempdir().unwrap());
     let gateway = start(engines.each_ref().map(Engine::url), state.path()).await;
     let mut ids = Vec::new();
     for user in 0..20 {
@@ -234,5 +230,50 @@ async fn a_users_rating_counts_for_the_arm_that_answered_and_an_unknown_request_
         page.contains(&series) && page.contains("sluice_experiment_state{experiment=\"x\",state=\"running\"} 1"),
         "{page}"
     );
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_takes_part_before_the_adapter_of_an_arm_is_loaded_which_happens_on_demand() {
+    let (engine, state) = (Arc::new(Engine::always(completion()).await), tempfile::tempdir().unwrap());
+    let text = one_pool(&[engine.url()])
+        .replace("[[pool]]", "[[model]]\nname = \"lora\"\nadapter = \"adapter\"\n[[pool]]")
+        .replace("models = [\"m\"]", "models = [\"m\", \"lora\"]");
+    let text = format!(
+        "{text}[[experiment]]\nname = \"x\"\nmodels = [\"m\"]\nsticky = \"header\"\n\
+         [[experiment.arm]]\nname = \"base\"\nweight = 50\n[[experiment.arm]]\nname = \"lora\"\nweight = 50\nmodel = \"lora\"\n\
+         [fleet]\nstate = \"{}\"\n",
+        state.path().display()
+    );
+    let gateway = TestGateway::from_text(&text, &[]).await;
+    for user in 0..10 {
+        let response = gateway.request(of_user(user)).await;
+        assert_eq!((response.status(), response.head.header("x-sluice-arm")), (200, None));
+    }
+    let seen = report(&gateway).await;
+    let why = seen["arms"][1]["waiting"].as_str().unwrap();
+    assert_eq!(why, "lora waits: no ready backend serves lora; no request takes part until one does");
+    assert_eq!((seen["phase"].as_str(), requests(&seen)), (Some("running"), 0));
+    let loads = || engine.seen().into_iter().filter(|seen| seen.head.starts_with("POST /v1/load_lora_adapter")).count();
+    let warm = || engine.seen().iter().any(|seen| seen.head.starts_with("POST /v1/completions"));
+    eventually("the adapter is loaded and warmed", async || loads() == 1 && warm()).await;
+    engine.set_models(&["m", "lora"]);
+    eventually("the arm gets requests", async || {
+        let response = gateway.request(of_user(1)).await;
+        assert_eq!(response.status(), 200);
+        response.head.header("x-sluice-arm").is_some()
+    })
+    .await;
+    assert_eq!(report(&gateway).await["arms"][1]["waiting"], Value::Null);
+    // An engine that was restarted has forgotten its adapters.
+    engine.set_models(&["m"]);
+    engine.set_healthy(false);
+    eventually("the engine is away", async || gateway.state(0) != "ready").await;
+    engine.set_healthy(true);
+    eventually("the arm waits again", async || report(&gateway).await["arms"][1]["waiting"].is_string()).await;
+    let response = gateway.request(of_user(1)).await;
+    assert_eq!((response.status(), response.head.header("x-sluice-arm")), (200, None));
+    let seen = report(&gateway).await;
+    assert_eq!((seen["phase"].as_str(), seen["arms"][1]["fell_back"].as_u64()), (Some("running"), Some(0)));
     gateway.settled().await;
 }

@@ -49,7 +49,7 @@ async fn ended(gateway: &TestGateway, outcome: &str) -> u64 {
 async fn copies_are_measured_with_the_arms_model_and_no_client_sees_them() {
     const REQUESTS: usize = 12;
     let (engines, folder) =
-        ([Engine::always(completion()).await, Engine::always(completion()).await], tempfile::tempdir().unwrap());
+        ([Engine::with_adapter().await, Engine::with_adapter().await], tempfile::tempdir().unwrap());
     let log = folder.path().join("access.log");
     let pools = one_pool(&[engines[0].url()]).replace("[[pool]]", "[[model]]\nname = \"lora\"\n[[pool]]")
         + &shade(&engines[1].url(), "models = [\"m\", \"lora\"]\n");
@@ -111,7 +111,7 @@ async fn a_copy_is_cut_when_a_request_needs_its_room() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_without_room_is_not_sent_and_none_delays_a_drain_or_a_stop() {
-    let engines = [Engine::always(completion()).await, Engine::always(vec![Step::Silence]).await];
+    let engines = [Engine::with_adapter().await, Engine::always(vec![Step::Silence]).await];
     let folder = tempfile::tempdir().unwrap();
     let text = one_pool(&[engines[0].url()]) + &shade(&engines[1].url(), "slots = 1\n");
     // The copy in flight does not count against the key's limit.
@@ -141,7 +141,7 @@ async fn a_copy_without_room_is_not_sent_and_none_delays_a_drain_or_a_stop() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shadow_arm_whose_engine_fails_is_stopped_and_no_request_notices() {
     let error = crate::engine::response(500, "application/json", b"{\"error\":{\"message\":\"broken\"}}");
-    let engines = [Engine::always(completion()).await, Engine::always(vec![Step::Send(error)]).await];
+    let engines = [Engine::with_adapter().await, Engine::always(vec![Step::Send(error)]).await];
     let folder = tempfile::tempdir().unwrap();
     let text = one_pool(&[engines[0].url()]) + &shade(&engines[1].url(), "");
     let text = shadowed(&text, "pool = \"shade\"", "in_flight = 64", folder.path());

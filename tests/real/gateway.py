@@ -34,9 +34,9 @@ class Gateway(Process):
             self.url = f"https://127.0.0.1:{client}"
             extra += f'\n[server.tls]\ncertificate = "{tls}.pem"\nkey = "{tls}.key"\n'
         lines = ["[server]", f'listen = "127.0.0.1:{client}"', f'admin = "127.0.0.1:{admin}"', 'drain_timeout = "30s"', ""]
-        file = folder / f"{name}.toml"
-        file.write_text("\n".join([*lines, *models, *pools, extra]) + "\n")
-        super().__init__(name, [binary(), "serve", "--config", file], folder / f"{name}.log")
+        self.file = folder / f"{name}.toml"
+        self.file.write_text("\n".join([*lines, *models, *pools, extra]) + "\n")
+        super().__init__(name, [binary(), "serve", "--config", self.file], folder / f"{name}.log")
         try:
             # The admin port has no TLS.
             self.ready(self.admin + "/health" if tls else self.url + "/ready", START_SECONDS)

@@ -53,7 +53,7 @@ pub(super) fn verdicts(report: &ExperimentReport) -> Vec<String> {
             comparison.arm
         ))
     });
-    let stops = report.arms.iter().filter_map(|arm| arm.stopped.clone());
+    let stops = report.arms.iter().filter_map(|arm| arm.stopped.clone().or_else(|| arm.waiting.clone()));
     mismatches.chain(stops).chain(report.comparisons.iter().map(sentence)).collect()
 }
 

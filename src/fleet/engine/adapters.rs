@@ -9,13 +9,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::json;
 use tokio::time::timeout;
 
 use super::client::{GENERATION_TIMEOUT, RESPONSE_BYTES, ServedModel, error_message, generate, served_models};
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use crate::post;
+use sluice_gateway::pool::Address;
 
 /// How often the adapters of a serving engine are compared with the configuration.
 const CHECK_EVERY: Duration = Duration::from_secs(30);
@@ -63,36 +66,69 @@ enum Mode {
 }
 
 async fn load_one(context: &EngineContext, name: &str, path: &Path, mode: Mode) -> Result<(), StepFailure> {
-    let spec = context.spec();
-    let add = json!({ "lora_name": name, "lora_path": path });
-    let send = async |body: &Value| {
-        let response = post(&spec.address, "/v1/load_lora_adapter", body, GENERATION_TIMEOUT, RESPONSE_BYTES).await;
-        response.map_err(|error| StepFailure::temporary(format!("adapter '{name}' cannot be loaded: {error}")))
-    };
+    let address = &context.spec().address;
     let (status, body) = match mode {
-        Mode::Add => send(&add).await?,
+        Mode::Add => send_load(address, name, path, false).await?,
         Mode::Replace => {
-            let (status, body) = send(&json!({ "lora_name": name, "lora_path": path, "load_inplace": true })).await?;
+            let (status, body) = send_load(address, name, path, true).await?;
             // An older engine cannot replace an adapter in place.
             if status.as_u16() == 400 && error_message(&body).contains("already") {
                 unload(context, name).await;
-                send(&add).await?
+                send_load(address, name, path, false).await?
             } else {
                 (status, body)
             }
         }
     };
+    finish_load(address, name, path, status, &body).await
+}
+
+/// Loads an adapter into an engine that the gateway does not run, and warms it: what the first request with an adapter has to
+/// wait for happens here. `path` is a folder on the engine's machine.
+///
+/// # Errors
+/// Why the engine does not serve it.
+pub async fn load_adapter(address: &Address, name: &str, path: &Path) -> Result<(), String> {
+    let loaded = async {
+        let (status, body) = send_load(address, name, path, false).await?;
+        finish_load(address, name, path, status, &body).await
+    };
+    loaded.await.map_err(|failure: StepFailure| failure.why)
+}
+
+async fn send_load(
+    address: &Address,
+    name: &str,
+    path: &Path,
+    in_place: bool,
+) -> Result<(StatusCode, Bytes), StepFailure> {
+    let mut body = json!({ "lora_name": name, "lora_path": path });
+    if in_place {
+        body["load_inplace"] = true.into();
+    }
+    let response = post(address, "/v1/load_lora_adapter", &body, GENERATION_TIMEOUT, RESPONSE_BYTES).await;
+    response.map_err(|error| StepFailure::temporary(format!("adapter '{name}' cannot be loaded: {error}")))
+}
+
+/// Checks the response to a load, and warms the adapter.
+async fn finish_load(
+    address: &Address,
+    name: &str,
+    path: &Path,
+    status: StatusCode,
+    body: &[u8],
+) -> Result<(), StepFailure> {
     if !status.is_success() {
         let hint = match status.as_u16() {
             404 => "; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora",
             _ => "",
         };
         // vLLM takes paths out of its messages.
-        let message = error_message(&body).replace("<path>", &path.display().to_string());
+        let message = error_message(body).replace("<path>", &path.display().to_string());
         let why = format!("adapter '{name}' cannot be loaded from {}: {message}{hint}", path.display());
         return Err(StepFailure { why, permanent: true });
     }
-    let warm = generate(&spec.address, name, "warm", 1).await;
+    let warm = generate(address, name, "warm", 1).await;
     warm.map(drop).map_err(|why| StepFailure::temporary(format!("adapter '{name}': {why}")))
 }
 

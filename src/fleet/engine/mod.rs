@@ -4,7 +4,7 @@
 //! [`engine_task`] joins both and writes each step to the [`journal`] before it begins. What concerns several engines is the
 //! coordinator's.
 
-mod adapters;
+pub(crate) mod adapters;
 mod checks;
 mod client;
 pub(crate) mod context;

@@ -219,6 +219,7 @@ mod tests {
             priority: 0,
             arrived: Instant::now(),
             prefix: Default::default(),
+            adapter: None,
             avoid: [].into_iter().collect(),
             only: None,
         };

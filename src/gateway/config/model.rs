@@ -27,7 +27,8 @@ table! {
         pub tokenizer: Option<PathBuf> = optional("lengths are estimated from bytes").example("tokenizer.json");
         /// Prompt tokens assumed for each image, audio or video part. A small image has 256, a large one 1,600.
         pub media_part_tokens: Tokens = default("1k").within("0", limits::TOKENS);
-        /// Folder of a LoRA adapter, if the model is one. Engines that the gateway runs load it, also after a restart.
+        /// Folder of a LoRA adapter, if the model is one. Engines that the gateway runs load it, also after a restart; other
+        /// engines (`url`) load it when an arm of an experiment has the model.
         pub adapter: Option<PathBuf> = optional("no adapter, or loaded without the gateway").example("adapters/sql");
         /// Prompts whose greedy completions (16 tokens) must be the same before and after a restart of an engine that the
         /// gateway runs; otherwise the engine returns to its previous settings.

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -35,6 +36,8 @@ pub struct Experiment {
 #[derive(Debug, Default)]
 pub struct Experiments {
     known: Mutex<HashMap<Arc<str>, Experiment>>,
+    /// Whether arms wait until [`ExperimentState::note_served`] says that their model is served.
+    wait_for_models: AtomicBool,
     /// What an earlier gateway saved, until its experiment is configured.
     saved: Mutex<Vec<Saved>>,
 }
@@ -91,7 +94,8 @@ impl Assigned {
     pub fn copies(&self, id: &str, now: Instant) -> impl Iterator<Item = (Self, CopyInFlight)> {
         let Experiment { plan, state } = &self.experiment;
         plan.arms.iter().enumerate().filter_map(move |(number, arm)| {
-            let shadow = arm.shadow.as_ref().filter(|_| self.measured && !state.is_stopped(number))?;
+            let may_copy = self.measured && !state.is_stopped(number) && !state.is_waiting(number);
+            let shadow = arm.shadow.as_ref().filter(|_| may_copy)?;
             // Independent of the unit, and of the arm that serves the request.
             let draw = plan.hash.draw(Unit::new(format!("copy {number} {id}").as_bytes()));
             let in_flight =
@@ -125,10 +129,14 @@ impl Experiments {
                 None => {
                     let exposure = plan.exposure(Duration::ZERO);
                     let is_same = |saved: &mut Saved| *saved.name == *plan.name && saved.identity == plan.identity;
-                    Arc::new(match saved.extract_if(.., is_same).next() {
+                    let state = match saved.extract_if(.., is_same).next() {
                         Some(saved) => ExperimentState::resume(&plan, saved.phase, exposure, saved.progress),
                         None => ExperimentState::new(&plan, exposure),
-                    })
+                    };
+                    if self.wait_for_models.load(Ordering::Acquire) {
+                        state.wait_for_models(&plan);
+                    }
+                    Arc::new(state)
                 }
             };
             let experiment = Experiment { plan: Arc::clone(&plan), state };
@@ -139,20 +147,27 @@ impl Experiments {
         ExperimentSet(set)
     }
 
+    /// Arms of experiments that are configured from now on get no request before [`ExperimentState::note_served`].
+    pub fn wait_for_models(&self) {
+        self.wait_for_models.store(true, Ordering::Release);
+    }
+
     /// Experiments that are configured from now on go on where these were.
     pub fn restore(&self, saved: Vec<Saved>) {
         *self.saved.lock() = saved;
     }
 
-    /// All experiments, to be restored by a later gateway.
-    pub fn save(&self) -> Vec<Saved> {
+    /// All experiments, to be restored by a later gateway; with those that were restored and have not been configured yet, as far
+    /// as `keep` says so by their names.
+    pub fn save(&self, keep: impl Fn(&str) -> bool) -> Vec<Saved> {
         let save = |Experiment { plan, state }: Experiment| Saved {
             name: plan.name.to_string(),
             identity: plan.identity,
             phase: state.phase(),
             progress: state.progress(),
         };
-        self.all().into_iter().map(save).collect()
+        let waiting: Vec<Saved> = self.saved.lock().iter().filter(|saved| keep(&saved.name)).cloned().collect();
+        self.all().into_iter().map(save).chain(waiting).collect()
     }
 
     /// The experiment of that name.
@@ -185,6 +200,14 @@ impl Experiments {
             let arm = state.rate(request_id, good)?;
             Some(Arc::clone(&plan.arms[arm].label))
         })
+    }
+
+    /// Whether an arm that is not stopped waits for its model.
+    pub fn is_any_waiting(&self) -> bool {
+        let waits = |Experiment { plan, state }: &Experiment| {
+            state.phase() != Phase::Stopped && (0..plan.arms.len()).any(|arm| state.is_waiting(arm))
+        };
+        self.known.lock().values().any(waits)
     }
 
     /// The models of the arms that are measured now: adapters, if engines serve them as such.
@@ -227,7 +250,8 @@ impl ExperimentSet {
                 _ => return None,
             };
             let mut models = plan.arms.iter().filter_map(|arm| arm.model.as_ref());
-            if state.is_stopped(arm) || !models.all(|(_, id)| may_use(*id)) {
+            let promoted = (phase != Phase::Running).then_some(arm);
+            if state.is_stopped(arm) || state.holds(plan, promoted) || !models.all(|(_, id)| may_use(*id)) {
                 return None;
             }
             let measured = phase == Phase::Running;

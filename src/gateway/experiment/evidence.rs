@@ -3,12 +3,17 @@
 //! Latencies have heavy tails (log-normal, sigma 1, one of 100 ten times as long) and come in waves that reach both arms: each is
 //! multiplied by 1 plus the waiting time of an M/M/1 queue at 80 %. Users send 1 to 40 requests each and have a pace of
 //! their own (sigma 0.5). Half of the prompts are short. The experiment is looked at every [`Truth::look`] requests, and its
-//! guardrails after each. Short versions run with the other tests; the whole ones, with `SLUICE_EXPERIMENT_ROUNDS` experiments
-//! for each line:
+//! guardrails after each. Short versions run with the other tests; the whole ones, about two hours of one core, with:
 //!
 //! ```sh
-//! cargo test --release -p sluice-gateway experiment::evidence -- --ignored --nocapture
+//! cargo test --release -p sluice-gateway --lib experiment::evidence -- --ignored --nocapture --test-threads 1
 //! ```
+//!
+//! `SLUICE_EXPERIMENT_SEEDS=FROM..TO` sets the experiments of each line (each seed is one), so that parts can run on several
+//! machines and their counts be added; `SLUICE_EXPERIMENT_JOBS` how many run at once (otherwise one for each core).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::tests::config;
 use super::*;
@@ -140,21 +145,37 @@ fn watch(seed: u64, truth: Truth) -> (Conclusion, u64) {
     (Conclusion::NotYet, truth.requests)
 }
 
-/// How many of `rounds` experiments came to each conclusion, and the median number of requests until then.
-fn tally(rounds: u64, truth: Truth) -> ([u64; 4], u64) {
+/// What `run` returns for each seed, in no order; as many run at once as there are jobs.
+fn each<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = variable("SLUICE_EXPERIMENT_JOBS").and_then(|text| text.parse().ok()).unwrap_or_else(cores);
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let seeds = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end));
+        seeds.map(&run).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    })
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// How many of the experiments came to each conclusion, and the median number of requests until then.
+fn tally(seeds: Range<u64>, truth: Truth) -> ([u64; 4], u64) {
     let mut counts = [0; 4];
-    let mut requests = Vec::new();
-    for seed in 0..rounds {
-        let (conclusion, after) = watch(seed, truth);
-        counts[conclusion as usize] += 1;
-        requests.push(after);
-    }
+    let watched = each(seeds, |seed| watch(seed, truth));
+    watched.iter().for_each(|(conclusion, _)| counts[*conclusion as usize] += 1);
+    let mut requests: Vec<u64> = watched.into_iter().map(|(_, requests)| requests).collect();
     requests.sort_unstable();
     (counts, requests[requests.len() / 2])
 }
 
-/// Requests of the arm when its guardrail stopped it, in each of `rounds` experiments; sorted.
-fn stops(rounds: u64, truth: Truth) -> Vec<u64> {
+/// Requests of the arm when its guardrail stopped it, in each of the experiments; sorted.
+fn stops(seeds: Range<u64>, truth: Truth) -> Vec<u64> {
     let stop = |seed| {
         let mut simulated = Simulated::new(seed, truth);
         (0..truth.requests).find_map(|_| {
@@ -162,7 +183,7 @@ fn stops(rounds: u64, truth: Truth) -> Vec<u64> {
             simulated.stopped_after()
         })
     };
-    let mut stops: Vec<u64> = (0..rounds).filter_map(stop).collect();
+    let mut stops: Vec<u64> = each(seeds, stop).into_iter().flatten().collect();
     stops.sort_unstable();
     stops
 }
@@ -175,7 +196,7 @@ fn in_time(stops: &[u64]) -> usize {
 #[test]
 fn arms_that_do_not_differ_are_seldom_called_different_however_often_one_looks() {
     for sticky in ["user", "request"] {
-        let ([better, worse, ..], _) = tally(30, Truth { sticky, requests: 3_000, ..SAME });
+        let ([better, worse, ..], _) = tally(0..30, Truth { sticky, requests: 3_000, ..SAME });
         // At 5 % more than 4 of 30 happen once in 70 runs; the seeds are fixed.
         assert!(better + worse <= 4, "{better} better and {worse} worse of 30");
     }
@@ -184,9 +205,9 @@ fn arms_that_do_not_differ_are_seldom_called_different_however_often_one_looks()
 #[test]
 fn planted_differences_are_found() {
     let half = Truth { slower: 1.5, sticky: "request", requests: 20_000, ..SAME };
-    let (counts, median) = tally(10, half);
+    let (counts, median) = tally(0..10, half);
     assert_eq!(counts[Conclusion::Worse as usize], 10, "{counts:?}, median {median}");
-    let (counts, _) = tally(10, Truth { slower: 1.0 / 1.5, ..half });
+    let (counts, _) = tally(0..10, Truth { slower: 1.0 / 1.5, ..half });
     assert_eq!(counts[Conclusion::Better as usize], 10, "{counts:?}");
 }
 
@@ -195,7 +216,7 @@ const BROKEN: Truth = Truth { errors: [0.005, 0.1], requests: 1_000, sticky: "re
 
 #[test]
 fn an_arm_with_many_errors_is_stopped_within_200_of_its_requests() {
-    let stops = stops(100, BROKEN);
+    let stops = stops(0..100, BROKEN);
     // 99.5 % of 2,000; the seeds are fixed.
     assert!(in_time(&stops) >= 99, "{stops:?}");
 }
@@ -203,35 +224,43 @@ fn an_arm_with_many_errors_is_stopped_within_200_of_its_requests() {
 #[test]
 fn arms_that_fail_alike_are_seldom_stopped() {
     for (sticky, by_user, errors) in [("request", false, 0.01), ("user", false, 0.1), ("user", true, 0.02)] {
-        let stops = stops(60, Truth { sticky, by_user, errors: [errors; 2], requests: 3_000, ..SAME });
+        let stops = stops(0..60, Truth { sticky, by_user, errors: [errors; 2], requests: 3_000, ..SAME });
         // At 5 % more than 6 of 60 happen once in 30 runs; the seeds are fixed.
         assert!(stops.len() <= 6, "{sticky} {by_user}: {stops:?}");
     }
 }
 
-/// Experiments for each line of a whole measurement.
-fn rounds(usual: u64) -> u64 {
-    std::env::var("SLUICE_EXPERIMENT_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+/// The experiments of each line of a whole measurement, and how many they are.
+fn seeds(usual: u64) -> (Range<u64>, u64) {
+    let parse = |text: String| {
+        let (from, to) = text.split_once("..")?;
+        Some(from.parse().ok()?..to.parse().ok()?)
+    };
+    let seeds = match variable("SLUICE_EXPERIMENT_SEEDS") {
+        Some(text) => parse(text).expect("SLUICE_EXPERIMENT_SEEDS is written FROM..TO"),
+        None => 0..usual,
+    };
+    (seeds.clone(), seeds.end - seeds.start)
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn arms_alike() {
-    let rounds = rounds(1_000);
+    let (seeds, rounds) = seeds(1_000);
     for sticky in ["request", "user"] {
-        let (counts, _) = tally(rounds, Truth { sticky, ..SAME });
+        let (counts, _) = tally(seeds.clone(), Truth { sticky, ..SAME });
         println!("no difference, sticky by {sticky}: better, worse, no difference, not yet: {counts:?} of {rounds}");
         assert!(counts[0] + counts[1] <= rounds / 20);
     }
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes an hour"]
 fn slower_arms() {
-    let rounds = rounds(200);
-    for (slower, requests, look) in [(1.5, 50_000, 20), (1.2, 100_000, 50), (1.05, 600_000, 200)] {
+    let (seeds, rounds) = seeds(200);
+    for (slower, requests, look) in [(1.5, 50_000, 20), (1.2, 100_000, 50), (1.05, 2_000_000, 200)] {
         for sticky in ["request", "user"] {
-            let (counts, median) = tally(rounds, Truth { slower, sticky, requests, look, ..SAME });
+            let (counts, median) = tally(seeds.clone(), Truth { slower, sticky, requests, look, ..SAME });
             println!("TTFT x {slower}, sticky by {sticky}: {counts:?} of {rounds}, median {median} requests");
         }
     }
@@ -240,12 +269,12 @@ fn slower_arms() {
 #[test]
 #[ignore = "takes minutes"]
 fn failing_arms() {
-    let rounds = rounds(1_000);
+    let (seeds, rounds) = seeds(1_000);
     for sticky in ["request", "user"] {
         let errors = Truth { errors: [0.005, 0.02], requests: 50_000, sticky, ..SAME };
-        let (counts, median) = tally(rounds, errors);
+        let (counts, median) = tally(seeds.clone(), errors);
         println!("errors 0.5 % and 2 %, sticky by {sticky}: {counts:?} of {rounds}, median {median} requests");
-        let stops = stops(rounds, Truth { sticky, ..BROKEN });
+        let stops = stops(seeds.clone(), Truth { sticky, ..BROKEN });
         let (within, median) = (in_time(&stops), stops.get(rounds as usize / 2));
         println!(
             "errors 0.5 % and 10 %, sticky by {sticky}: {within} of {rounds} stopped within 200 requests, median {median:?}, last {:?}",
@@ -257,10 +286,10 @@ fn failing_arms() {
 #[test]
 #[ignore = "takes minutes"]
 fn stops_without_a_cause() {
-    let rounds = rounds(1_000);
+    let (seeds, rounds) = seeds(1_000);
     for (sticky, by_user) in [("request", false), ("user", false), ("user", true)] {
         for errors in [0.005, 0.01, 0.1] {
-            let stops = stops(rounds, Truth { sticky, by_user, errors: [errors; 2], ..SAME });
+            let stops = stops(seeds.clone(), Truth { sticky, by_user, errors: [errors; 2], ..SAME });
             let share = errors * 100.0;
             println!(
                 "errors {share} % in both arms, sticky by {sticky}, by user {by_user}: {} of {rounds} stopped",

@@ -9,6 +9,7 @@ use super::assign::Experiment;
 use super::compare::{Rates, quantile};
 use super::diagnosis::{Diagnosis, diagnose};
 use super::ledger::{ArmLedger, CLASSES, Quantity};
+use super::plan::ArmPlan;
 use super::shadow::CopyOutcome;
 use super::state::{Decision, Moment, Phase};
 use super::verdict::{Comparison, Conclusion, compare};
@@ -16,6 +17,9 @@ use crate::config::Sticky;
 use sluice_core::openai::FinishReason;
 use sluice_core::stats::Estimate;
 use sluice_core::stats::compare::each_of;
+
+/// The phase of an experiment that was saved and does not fit the configuration.
+pub const NOT_ACTIVE: &str = "not_active";
 
 /// A value and the range that contains the true one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,11 +33,11 @@ pub struct Range {
 }
 
 /// One experiment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentReport {
     /// Its name.
     pub name: String,
-    /// `running`, `stopped` or `promoted`.
+    /// `running`, `stopped`, `promoted`, or [`NOT_ACTIVE`], which has only a name and a reason.
     pub phase: String,
     /// The arm that was promoted.
     pub promoted: Option<String>,
@@ -71,6 +75,9 @@ pub struct ArmReport {
     pub model: Option<String>,
     /// Why it was stopped.
     pub stopped: Option<String>,
+    /// What it waits for before requests take part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
     /// Requests that were assigned to it.
     pub requests: u64,
     /// Those that failed.
@@ -219,6 +226,7 @@ impl ExperimentReport {
                 }),
                 model: arm.model.as_ref().map(|(name, _)| name.to_string()),
                 stopped: stopped.clone(),
+                waiting: waiting(experiment, number),
                 requests: ledger.requests(),
                 failed: ledger.failed(),
                 missed: ledger.missed(),
@@ -253,6 +261,14 @@ impl ExperimentReport {
             history: if short { Vec::new() } else { progress.history.clone() },
         }
     }
+}
+
+/// What an arm waits for.
+fn waiting(Experiment { plan, state }: &Experiment, arm: usize) -> Option<String> {
+    let ArmPlan { name, model, shadow, .. } = &plan.arms[arm];
+    let (model, _) = model.as_ref().filter(|_| state.is_waiting(arm) && state.phase() != Phase::Stopped)?;
+    let what = if shadow.is_some() { "it gets no copies" } else { "no request takes part" };
+    Some(format!("{name} waits: no ready backend serves {model}; {what} until one does"))
 }
 
 fn quantities(ledger: &ArmLedger, clustered: bool, confidence: f64) -> Vec<QuantityReport> {

@@ -97,6 +97,10 @@ pub struct ExperimentState {
     phase: AtomicU32,
     /// Arms that were stopped, as bits.
     stopped: AtomicU32,
+    /// Arms whose model no ready backend serves, as bits.
+    waiting: AtomicU32,
+    /// Arms whose model a ready backend served since the gateway started, as bits.
+    served: AtomicU32,
     /// Share of its units that take part, as bits.
     exposure: AtomicU64,
     /// The copies of each arm.
@@ -124,6 +128,8 @@ impl ExperimentState {
         let state = Self {
             phase: AtomicU32::new(0),
             stopped: AtomicU32::new(stopped),
+            waiting: AtomicU32::new(0),
+            served: AtomicU32::new(0),
             exposure: AtomicU64::new(exposure.to_bits()),
             copies: plan.arms.iter().map(|_| Arc::default()).collect(),
             recent: Mutex::default(),
@@ -165,6 +171,43 @@ impl ExperimentState {
     /// Whether requests of an arm are served as without the experiment.
     pub fn is_stopped(&self, arm: usize) -> bool {
         self.stopped.load(Ordering::Acquire) & (1 << arm) != 0
+    }
+
+    /// Whether the model of an arm is served by no ready backend.
+    pub fn is_waiting(&self, arm: usize) -> bool {
+        self.waiting.load(Ordering::Acquire) & (1 << arm) != 0
+    }
+
+    /// Whether requests have to be served without the experiment, because `arm`, or any arm that they could be in, waits for its
+    /// model. All wait together: arms that are compared must have requests of the same time.
+    pub(super) fn holds(&self, plan: &ExperimentPlan, promoted: Option<usize>) -> bool {
+        let waiting = self.waiting.load(Ordering::Acquire) & !self.stopped.load(Ordering::Acquire);
+        waiting != 0
+            && match promoted {
+                Some(arm) => waiting & (1 << arm) != 0,
+                None => (0..plan.arms.len()).any(|arm| waiting & (1 << arm) != 0 && plan.arms[arm].shadow.is_none()),
+            }
+    }
+
+    /// Lets every arm with a model of its own wait until [`ExperimentState::note_served`] says that it is served.
+    pub(super) fn wait_for_models(&self, plan: &ExperimentPlan) {
+        let own = plan.arms.iter().enumerate().filter(|(_, arm)| arm.model.is_some());
+        self.waiting.fetch_or(own.map(|(arm, _)| 1 << arm).sum(), Ordering::AcqRel);
+    }
+
+    /// Notes whether a ready backend of an arm serves the arm's model; `None`: none of its backends is ready. Then an arm that was
+    /// served before does not wait: its engine has failed, and a guardrail decides. Returns whether that starts or ends a wait.
+    pub fn note_served(&self, arm: usize, served: Option<bool>) -> bool {
+        let bit = 1 << arm;
+        let before = match served {
+            Some(true) => {
+                self.served.fetch_or(bit, Ordering::AcqRel);
+                self.waiting.fetch_and(!bit, Ordering::AcqRel)
+            }
+            None if self.served.load(Ordering::Acquire) & bit != 0 => self.waiting.fetch_and(!bit, Ordering::AcqRel),
+            Some(false) | None => self.waiting.fetch_or(bit, Ordering::AcqRel),
+        };
+        (before ^ self.waiting.load(Ordering::Acquire)) & bit != 0
     }
 
     /// The copies of an arm.

@@ -15,7 +15,7 @@ use super::classify::{self, Placement};
 use super::exchange::Downstream;
 use super::router::Router;
 use super::routing_table::{PoolRoute, RoutingTable};
-use crate::pool::{Admission, AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
+use crate::pool::{AdapterId, Admission, AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
@@ -41,6 +41,7 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) arrived: Instant,
     pub(super) model: &'a str,
     pub(super) prefix: &'a Arc<PromptPrefix>,
+    pub(super) adapter: Option<AdapterId>,
     pub(super) avoid: &'a [BackendId],
     pub(super) only: Option<&'a Arc<str>>,
     /// The arm of an experiment determines the placement: it is not classified again.
@@ -118,6 +119,7 @@ async fn enter<D: Downstream>(
         priority: request.priority,
         arrived: request.arrived,
         prefix: Arc::clone(request.prefix),
+        adapter: request.adapter,
         avoid: request.avoid.into(),
         only: request.only.cloned(),
     });

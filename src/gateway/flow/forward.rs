@@ -160,6 +160,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             priority: self.prepared.priority,
             arrived: self.incoming.arrived,
             prefix: Arc::clone(&self.prepared.prefix),
+            adapter: self.prepared.adapter,
             avoid: others.copied().collect(),
             only: None,
         });
@@ -213,9 +214,11 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let Some(placement) = model.and_then(|model| classify::place(&table, model.route, tokens)) else {
             return false;
         };
+        let adapter = model.and_then(|model| model.route.adapter);
         if self.prepared.arm.take().is_none() {
             return false;
         }
+        self.prepared.adapter = adapter;
         self.placed = PlacedRequest { table, placement };
         if let Some(body) = self.request.body_without_arm.take() {
             self.request.body = body;
@@ -243,6 +246,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             arrived: self.incoming.arrived,
             model: record.model.as_deref().unwrap_or_default(),
             prefix: &self.prepared.prefix,
+            adapter: self.prepared.adapter,
             avoid: &avoid,
             only: self.prepared.only.as_ref(),
             pinned: self.prepared.arm.is_some(),

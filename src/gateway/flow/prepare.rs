@@ -20,7 +20,7 @@ use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
-use crate::pool::{Admission, Need};
+use crate::pool::{AdapterId, Admission, Need};
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
@@ -30,6 +30,8 @@ pub(super) struct PreparedRequest {
     pub(super) need: Need,
     /// Hashes of the beginnings of the prompt, to find it in prefix caches.
     pub(super) prefix: Arc<PromptPrefix>,
+    /// The LoRA adapter that serves it.
+    pub(super) adapter: Option<AdapterId>,
     pub(super) priority: i32,
     /// The only backend that can serve it.
     pub(super) only: Option<Arc<str>>,
@@ -87,6 +89,10 @@ pub(super) async fn prepare<R: Recorder>(
     record.home = Some(Arc::clone(&home.name));
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
+    let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
+        Some(name) => table.model(name).and_then(|found| found.route.adapter),
+        None => model.route.adapter,
+    };
     let injected = injected_usage(home.usage, &view);
     let body_for = |name: Option<&str>| {
         EditedBody::new(&incoming.body, &view.edits, Edits { model: name, usage: injected.edit() })
@@ -100,6 +106,7 @@ pub(super) async fn prepare<R: Recorder>(
         placement,
         need,
         prefix,
+        adapter,
         priority: key.map_or(0, ApiKey::priority),
         only: continued.map(|owner| owner.backend),
         stream: view.stream,

@@ -9,7 +9,7 @@
 //! come from the configuration and from backends, never from clients; the route for unknown names is labelled
 //! [`OTHER`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::experiment::{ExperimentSet, Experiments};
-use crate::pool::{Admission, BackendLimits, LongPrefix, PoolLayout};
+use crate::pool::{AdapterId, Admission, BackendLimits, LongPrefix, PoolLayout};
 use sluice_core::base::{BackendId, ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
@@ -72,6 +72,8 @@ pub struct ModelRoute {
     pub declared: Option<ModelId>,
     /// Positions of the pools that serve it.
     pub pools: Vec<usize>,
+    /// Its id, if it is a LoRA adapter.
+    pub adapter: Option<AdapterId>,
     /// What has been learned about its tokens.
     pub estimator: Arc<ModelEstimator>,
     /// Exact counts, if a tokenizer is configured.
@@ -98,6 +100,7 @@ pub struct RoutingDraft(RoutingTable);
 #[derive(Debug, Default)]
 pub struct LearnedState {
     estimators: parking_lot::Mutex<HashMap<String, Arc<ModelEstimator>>>,
+    adapters: parking_lot::Mutex<HashSet<String>>,
     /// Usage of API keys.
     pub key_usage: KeyUsage,
     /// What experiments are doing.
@@ -105,6 +108,15 @@ pub struct LearnedState {
 }
 
 impl LearnedState {
+    /// Sets which models backends report as LoRA adapters, for tables that are built from now on.
+    pub fn set_adapters(&self, names: impl IntoIterator<Item = String>) {
+        *self.adapters.lock() = names.into_iter().collect();
+    }
+
+    fn adapter(&self, name: &str) -> Option<AdapterId> {
+        self.adapters.lock().contains(name).then(|| AdapterId::of(name))
+    }
+
     /// The estimator of a model, new if there is none. Bounded by [`limits::MAX_MODELS`] names: beyond that a new
     /// estimator lives as long as its table.
     fn estimator(&self, name: &str) -> Arc<ModelEstimator> {
@@ -202,6 +214,7 @@ impl RoutingTable {
                 name: model.name.as_str().into(),
                 declared: Some(id),
                 pools: (0..self.config.pools.len()).filter(serves).collect(),
+                adapter: learned.adapter(&model.name).or(model.adapter.as_ref().map(|_| AdapterId::of(&model.name))),
                 estimator: learned.estimator(&model.name),
                 exact: counters.get(index).cloned().flatten(),
                 media_part_tokens: model.media_part_tokens.0,
@@ -249,6 +262,7 @@ impl ModelRoute {
             name: name.into(),
             declared: None,
             pools: pools.to_vec(),
+            adapter: learned.adapter(name),
             estimator: learned.estimator(name),
             exact: None,
             media_part_tokens: limits::MEDIA_PART_TOKENS.0,

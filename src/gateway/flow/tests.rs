@@ -339,6 +339,7 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
         arrived: Instant::now(),
+        adapter: None,
         prefix: Default::default(),
         avoid: Default::default(),
         only: None,

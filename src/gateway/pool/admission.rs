@@ -25,6 +25,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::adapters::AdapterId;
 use super::backend::Cordon;
 use super::grant::Entered;
 #[cfg(test)]
@@ -149,6 +150,15 @@ impl Admission {
         self.shared.update(|state, _| {
             if let Some(found) = state.backend_mut(backend) {
                 found.cache.set_size(tokens);
+            }
+        });
+    }
+
+    /// The models and adapters that the engine serves, and how many adapters one step may use (`--max-loras`); `None`: unchanged.
+    pub fn set_adapters(&self, backend: BackendId, served: Vec<AdapterId>, slots: Option<usize>) {
+        self.shared.update(|state, _| {
+            if let Some(found) = state.backend_mut(backend) {
+                found.adapters.set(served, slots);
             }
         });
     }

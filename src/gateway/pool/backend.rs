@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::adapters::AdapterSlots;
 use super::capacity::{Allocation, BackendLimits, CapacityUsage, Fit, Need};
 use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::health::BackendHealth;
@@ -113,6 +114,7 @@ pub(super) struct BackendState {
     pub(super) seconds_per_token: Option<f64>,
     pub(super) load: EngineLoad,
     pub(super) cache: EngineCache,
+    pub(super) adapters: AdapterSlots,
     pub(super) prefill_rate: PrefillRate,
     /// The engine's own context limit, once reported.
     pub(super) max_model_len: Option<u64>,
@@ -150,6 +152,7 @@ impl BackendState {
             seconds_per_token: None,
             load: EngineLoad::new(now),
             cache: EngineCache::new(layout),
+            adapters: AdapterSlots::default(),
             prefill_rate: PrefillRate::new(now),
             max_model_len: None,
             progress: Arc::new(Progress::new(now)),
@@ -192,6 +195,7 @@ impl BackendState {
         self.seconds_per_token = None;
         self.load.learned = Learned::default();
         self.cache.clear();
+        self.adapters.clear();
         self.prefill_rate = PrefillRate::new(now);
         self.health.probe_ok(now);
         self.max_model_len = None;

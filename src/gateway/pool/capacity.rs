@@ -16,6 +16,7 @@
 //! the limit ([`BackendLimits::exceeded_by`]). `prefill_tokens` is a pace and not a size: a prompt above it runs when no
 //! other is in prefill, because the engine computes a long prompt in pieces anyway.
 
+use super::adapters::AdapterId;
 use crate::config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
@@ -107,6 +108,7 @@ pub struct Allocation {
     cached_tokens: u64,
     permit: bool,
     prefilling: bool,
+    pub(super) adapter: Option<AdapterId>,
 }
 
 impl Allocation {
@@ -173,6 +175,7 @@ impl CapacityUsage {
             cached_tokens: 0,
             permit: limits.is_long(need.prompt_tokens),
             prefilling: true,
+            adapter: None,
         };
         self.requests += 1;
         self.slots += allocation.slots;

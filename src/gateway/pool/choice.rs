@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 
+use super::adapters::AdapterPlace;
 use super::capacity::Allocation;
 use super::policy::{self, Candidate, Offer};
 use super::prefix::CachedBytes;
@@ -108,7 +109,11 @@ impl AdmissionState {
                 found.clear();
             }
             if beside == least {
-                found.push(Offer { candidate, cached: cached.tokens_on(candidate, request) });
+                found.push(Offer {
+                    candidate,
+                    cached: cached.tokens_on(candidate, request),
+                    adapter: self.adapter_place(candidate.id, request),
+                });
             }
             true
         };
@@ -170,7 +175,13 @@ impl AdmissionState {
         let expected = self.expect_cached(pool, backend, request)?;
         self.grants += 1;
         let (latest, serial) = (self.latest, self.grants);
-        Some(self.backend_mut(backend)?.take(&request.need, expected, latest, serial))
+        let found = self.backend_mut(backend)?;
+        let (mut allocation, ahead) = found.take(&request.need, expected, latest, serial);
+        allocation.adapter = request.adapter;
+        if let Some(adapter) = request.adapter {
+            found.adapters.take(adapter);
+        }
+        Some((allocation, ahead))
     }
 
     /// The prompt tokens that the engine is expected to have when it gets the prompt, which is noted as sent to it.
@@ -187,6 +198,12 @@ impl AdmissionState {
         let cache = |id: BackendId| backends.get(id.index())?.as_ref().map(|found| &found.cache);
         let bytes = pools[pool.index()].prefixes.put(&request.prefix, backend, cache);
         Some(cache(backend)?.expect(&request.prefix, bytes, request.need.prompt_tokens))
+    }
+
+    /// What a request with an adapter meets on a backend.
+    fn adapter_place(&self, backend: BackendId, request: &AdmissionRequest) -> AdapterPlace {
+        let place = |adapter| Some(self.backend(backend)?.adapters.place(adapter));
+        request.adapter.and_then(place).unwrap_or(AdapterPlace::Ready)
     }
 
     /// Whether the policy of a pool predicts what its engines have of this prompt.

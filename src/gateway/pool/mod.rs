@@ -7,7 +7,7 @@
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
 //! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! shadow arms may use, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 pub mod capacity;
@@ -15,6 +15,7 @@ pub mod queue;
 pub mod spec;
 pub mod policy;
 pub mod health;
+mod adapters;
 mod breaker;
 mod drain_rate;
 mod prefill_rate;
@@ -41,6 +42,7 @@ mod copies;
 #[cfg(test)]
 mod tests;
 
+pub use adapters::AdapterId;
 pub use admission::{Admission, AdmissionDecision};
 pub use backend::Cordon;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::adapters::AdapterId;
 use super::capacity::Need;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::PromptPrefix;
@@ -29,6 +30,8 @@ pub struct AdmissionRequest {
     pub arrived: Instant,
     /// The beginnings of its prompt, by which engines are found that have them.
     pub prefix: Arc<PromptPrefix>,
+    /// The LoRA adapter that it needs.
+    pub adapter: Option<AdapterId>,
     /// Backends that have failed this request.
     pub avoid: SmallVec<[BackendId; 2]>,
     /// The only backend that can serve it, by name: it holds what the request continues.

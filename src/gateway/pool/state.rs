@@ -325,6 +325,9 @@ impl AdmissionState {
 
     pub(super) fn release(&mut self, backend: BackendId, allocation: Allocation, wakers: &mut Wakers) {
         let Some(found) = self.backend_mut(backend) else { return };
+        if let Some(adapter) = allocation.adapter {
+            found.adapters.release(adapter);
+        }
         found.used.release(allocation);
         let (pool, gone) = (found.pool, found.removed && found.used.requests == 0);
         self.pools[pool.index()].drain.departed();

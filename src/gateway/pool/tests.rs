@@ -85,6 +85,7 @@ impl Fixture {
             need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
             priority: 0,
             arrived: self.now,
+            adapter: None,
             prefix: Arc::default(),
             avoid: smallvec![],
             only: None,

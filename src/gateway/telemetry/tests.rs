@@ -270,6 +270,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
         priority: 0,
         arrived: now,
+        adapter: None,
         prefix: Default::default(),
         avoid: SmallVec::new(),
         only: None,

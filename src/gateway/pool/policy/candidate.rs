@@ -5,6 +5,7 @@
 //! seconds since admission began; work is in seconds of the engine.
 
 use super::pace::SeenPace;
+use crate::pool::adapters::AdapterPlace;
 use crate::pool::capacity::Need;
 use sluice_core::base::BackendId;
 
@@ -123,4 +124,6 @@ pub struct Offer<'c> {
     pub candidate: &'c Candidate,
     /// Tokens of the request's prompt that it is expected to have in its prefix cache.
     pub cached: u64,
+    /// What the request's adapter meets on it.
+    pub adapter: AdapterPlace,
 }

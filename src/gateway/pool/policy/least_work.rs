@@ -1,7 +1,7 @@
 //! Least work: where the request is predicted to get its first token soonest and to delay others least.
 //!
 //! ```text
-//! cost = (wait + own prefill + CROWD x output tokens x SEQUENCE x sequences) / weight + output tokens x STEP
+//! cost = (wait + adapter + own prefill + CROWD x output tokens x SEQUENCE x sequences) / weight + output tokens x STEP
 //!
 //! wait of a large prompt = backlog of large prompts + prefill of as many tokens as are outstanding
 //! wait of a small prompt = min(backlog, 2 x interference) + recent + WAITING x max(lately, small prompts without a first token)
@@ -10,6 +10,10 @@
 //! Own prefill is the time to compute the prompt tokens that the engine is not expected to have in its prefix cache
 //! (`prefix.rs`). Their number also decides whether the prompt counts as small or large. So the next turn of a conversation goes
 //! to the same engine, unless waiting there takes longer than computing the whole prompt on another engine.
+//!
+//! A request with a LoRA adapter that has no slot on the engine waits until the adapter is in one (`adapters.rs`): a moment if
+//! one is free, and otherwise until an adapter before it has no requests left, each of which is assumed to decode as long as this one. An engine that does not serve the adapter
+//! would refuse the request, and is chosen only if all do not.
 //!
 //! Everything is in seconds at the engine's own pace. The lowest cost wins; among equals, the least recently used backend.
 //! Each term corrects a measured fault of simpler rules (`config/lab/placement`):
@@ -33,6 +37,7 @@
 use super::candidate::Offer;
 use super::cost::{PROMPT_TOKEN, SEQUENCE, STEP};
 use super::pace::fastest;
+use crate::pool::adapters::AdapterPlace;
 use crate::pool::capacity::{LARGE_PROMPT, Need};
 use sluice_core::base::BackendId;
 
@@ -41,6 +46,11 @@ const CROWD: f64 = 0.1;
 /// The share of the small prompts without a first token that the engine still has to compute. Those of the others are computed,
 /// and their first tokens are on the way to the gateway.
 const WAITING: f64 = 0.3;
+
+/// How long it takes until an adapter is in a free slot, seconds: 40 to 170 MB, from host memory or from a disk.
+const ADAPTER_LOAD: f64 = 0.05;
+/// The cost of an engine that does not serve the adapter, seconds: more than any wait.
+const ADAPTER_MISSING: f64 = 1e6;
 
 /// What is the same for all backends of one choice.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +95,7 @@ pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> Option<Backen
 /// What the request costs on one backend, seconds.
 #[inline]
 fn cost(offer: &Offer<'_>, common: &Common) -> f64 {
-    let Offer { candidate, cached } = offer;
+    let Offer { candidate, cached, adapter } = offer;
     let (backlog, now) = (&candidate.backlog, common.now);
     let prompt_token = PROMPT_TOKEN * candidate.prefill.factor(common.prefill, now);
     let output = common.output_tokens * candidate.decode.factor(common.decode, now);
@@ -96,7 +106,13 @@ fn cost(offer: &Offer<'_>, common: &Common) -> f64 {
         let waiting = candidate.small_tokens * prompt_token;
         backlog.large(now).min(common.interference) + backlog.small(now) + WAITING * waiting.max(backlog.lately(now))
     };
-    let own = computed * prompt_token;
+    let adapter = match adapter {
+        AdapterPlace::Ready => 0.0,
+        AdapterPlace::Load => ADAPTER_LOAD,
+        AdapterPlace::Wait(requests) => ADAPTER_LOAD + f64::from(*requests) * output * STEP,
+        AdapterPlace::Missing => ADAPTER_MISSING,
+    };
+    let own = adapter + computed * prompt_token;
     let sequences = f64::from(candidate.sequences) + common.slots;
     (wait + own + CROWD * output * SEQUENCE * sequences) / candidate.weight + output * STEP
 }
@@ -126,8 +142,10 @@ mod tests {
 
     /// The backend that is chosen at `now`. Each candidate has the number of prompt tokens that it is expected to have cached.
     fn chosen_at(candidates: &[(Candidate, u64)], need: &Need, now: f64) -> usize {
-        let offers: Vec<Offer<'_>> =
-            candidates.iter().map(|(candidate, cached)| Offer { candidate, cached: *cached }).collect();
+        let offers: Vec<Offer<'_>> = candidates
+            .iter()
+            .map(|(candidate, cached)| Offer { candidate, cached: *cached, adapter: AdapterPlace::Ready })
+            .collect();
         pick(&offers, need, now).expect("there are candidates").index()
     }
 
@@ -177,6 +195,21 @@ mod tests {
         assert_eq!(chosen(&[ended, Candidate { id: BackendId::new(1), ..running }], &SMALL), 1, "in turn");
         let queued = Candidate { id: BackendId::new(1), small_tokens: 3_000.0, granted: 1, ..ended };
         assert_eq!(chosen(&[ended, queued], &SMALL), 0);
+    }
+
+    #[test]
+    fn a_request_goes_where_its_adapter_has_a_slot_unless_that_engine_is_much_busier() {
+        let first_with = |sequences, places: [AdapterPlace; 2]| {
+            let engines = [Candidate { sequences, ..candidate(0) }, candidate(1)];
+            let offers = [0, 1].map(|at| Offer { candidate: &engines[at], cached: 0, adapter: places[at] });
+            pick(&offers, &SMALL, NOW).unwrap().index() == 0
+        };
+        use AdapterPlace::{Load, Missing, Ready, Wait};
+        assert!(first_with(0, [Wait(1), Wait(2)]) && !first_with(0, [Wait(2), Wait(1)]));
+        assert!(
+            first_with(10, [Ready, Load]) && first_with(10, [Load, Wait(1)]) && first_with(10_000, [Wait(9), Missing])
+        );
+        assert!(!first_with(10, [Ready, Ready]) && !first_with(2_000, [Ready, Load]));
     }
 
     #[test]

@@ -34,13 +34,15 @@ fn draw(offers: &[Offer<'_>], drawn: Option<usize>, rng: &mut Rng) -> Option<usi
 mod tests {
     use super::super::Candidate;
     use super::*;
+    use crate::pool::adapters::AdapterPlace;
 
     /// How often each of these backends, by weight and requests in flight, is chosen of 3,000 times.
     fn chosen<const N: usize>(backends: [(f64, u32); N]) -> [u32; N] {
         let candidate =
             |at: usize| Candidate { weight: backends[at].0, requests: backends[at].1, ..Candidate::idle(at) };
         let candidates: Vec<Candidate> = (0..N).map(candidate).collect();
-        let offers: Vec<Offer<'_>> = candidates.iter().map(|candidate| Offer { candidate, cached: 0 }).collect();
+        let offers: Vec<Offer<'_>> =
+            candidates.iter().map(|candidate| Offer { candidate, cached: 0, adapter: AdapterPlace::Ready }).collect();
         let (mut rng, mut counts) = (Rng::new(7), [0; N]);
         for _ in 0..3_000 {
             counts[pick(&offers, &mut rng).expect("there are candidates").index()] += 1;

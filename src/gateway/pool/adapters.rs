@@ -1,0 +1,145 @@
+//! The LoRA adapters of an engine: which it serves, and which of them have one of its slots (`--max-loras`).
+//!
+//! An adapter gets a slot with its first request and keeps it until it has none left and another needs the slot; requests for
+//! an adapter without a slot wait until one is free. So vLLM does it, and the order of grants shows it here. What the engine serves and
+//! how many slots it has is as last probed. Bounds: [`RECENT`] adapters are remembered, besides those with requests.
+
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+
+/// Adapters without requests that are remembered, at most.
+const RECENT: usize = 16;
+
+/// A name of a model, hashed: comparisons need no text, and it is the same in every routing table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterId(NonZeroU32);
+
+impl AdapterId {
+    /// The id of a name.
+    pub fn of(name: &str) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(xxhash_rust::xxh3::xxh3_64(name.as_bytes()) as u32))
+    }
+}
+
+/// What a request with an adapter meets on an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterPlace {
+    /// The adapter has a slot, or the request needs none.
+    Ready,
+    /// It must be copied into a slot that is free.
+    Load,
+    /// All slots belong to adapters that have requests. How many requests must end before it gets one, at least: one for each adapter
+    /// that waits before it, and those of the slot that is free first.
+    Wait(u32),
+    /// The engine does not serve it.
+    Missing,
+}
+
+/// The adapters of one engine.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AdapterSlots {
+    /// `None`: not known.
+    slots: Option<usize>,
+    /// What it serves, base models included; `None`: not known.
+    served: Option<Vec<AdapterId>>,
+    /// Adapters and their requests in flight, in the order in which they got their first one.
+    recent: SmallVec<[(AdapterId, u32); 4]>,
+}
+
+impl AdapterSlots {
+    /// Sets what the engine reports.
+    pub(super) fn set(&mut self, served: Vec<AdapterId>, slots: Option<usize>) {
+        self.served = Some(served);
+        self.slots = slots.or(self.slots);
+    }
+
+    /// Forgets all of an engine that was replaced, except its requests in flight.
+    pub(super) fn clear(&mut self) {
+        (self.slots, self.served) = (None, None);
+        self.recent.retain(|(_, requests)| *requests > 0);
+    }
+
+    pub(super) fn place(&self, adapter: AdapterId) -> AdapterPlace {
+        if self.served.as_ref().is_some_and(|served| !served.contains(&adapter)) {
+            return AdapterPlace::Missing;
+        }
+        let slots = self.slots.unwrap_or(usize::MAX);
+        let own = self.recent.iter().position(|(id, _)| *id == adapter);
+        let active = |part: &[(AdapterId, u32)]| part.iter().filter(|(_, requests)| *requests > 0).count();
+        let wait = |before: usize| {
+            let holders =
+                self.recent.iter().map(|(_, requests)| *requests).filter(|requests| *requests > 0).take(slots);
+            AdapterPlace::Wait((before - slots) as u32 + holders.min().unwrap_or(0))
+        };
+        match own.map(|at| (at, self.recent[at].1)) {
+            Some((at, 1..)) if active(&self.recent[..at]) < slots => AdapterPlace::Ready,
+            Some((at, 1..)) => wait(active(&self.recent[..at])),
+            _ if active(&self.recent) >= slots => wait(active(&self.recent)),
+            // Not replaced yet by one that came later.
+            Some((at, 0)) if self.recent.len() - at <= slots => AdapterPlace::Ready,
+            _ => AdapterPlace::Load,
+        }
+    }
+
+    /// Adds a request with this adapter.
+    pub(super) fn take(&mut self, adapter: AdapterId) {
+        let known = self.recent.iter().position(|(id, _)| *id == adapter);
+        if let Some(at) = known.filter(|at| self.recent[*at].1 > 0) {
+            self.recent[at].1 += 1;
+            return;
+        }
+        let oldest = || self.recent.iter().position(|(_, requests)| *requests == 0);
+        if let Some(at) = known.or_else(|| oldest().filter(|_| self.recent.len() >= RECENT)) {
+            self.recent.remove(at);
+        }
+        self.recent.push((adapter, 1));
+    }
+
+    /// A request with this adapter has ended.
+    pub(super) fn release(&mut self, adapter: AdapterId) {
+        if let Some((_, requests)) = self.recent.iter_mut().find(|(id, _)| *id == adapter) {
+            *requests = requests.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine(slots: usize) -> (AdapterSlots, [AdapterId; 4]) {
+        let ids = ["a", "b", "c", "d"].map(AdapterId::of);
+        let mut engine = AdapterSlots::default();
+        engine.set(ids[..3].to_vec(), Some(slots));
+        (engine, ids)
+    }
+
+    #[test]
+    fn a_slot_belongs_to_the_adapters_that_came_first_until_they_have_no_requests_left() {
+        let (mut engine, [a, b, c, d]) = engine(2);
+        assert_eq!([a, d].map(|id| engine.place(id)), [AdapterPlace::Load, AdapterPlace::Missing]);
+        [a, b, c, c].into_iter().for_each(|id| engine.take(id));
+        let ready = AdapterPlace::Ready;
+        assert_eq!([a, b, c].map(|id| engine.place(id)), [ready, ready, AdapterPlace::Wait(1)]);
+        engine.release(a);
+        assert_eq!([a, b, c].map(|id| engine.place(id)), [AdapterPlace::Wait(1), ready, ready]);
+        [b, a, a].into_iter().for_each(|id| engine.take(id));
+        assert_eq!([a, b, c].map(|id| engine.place(id)), [AdapterPlace::Wait(2), ready, ready], "two of b and of c");
+        [a, a, b, b, c, c].into_iter().for_each(|id| engine.release(id));
+        assert_eq!([a, b, c].map(|id| engine.place(id)), [ready, AdapterPlace::Load, ready], "a has replaced b");
+    }
+
+    #[test]
+    fn without_known_slots_no_adapter_waits_and_what_is_remembered_is_bounded() {
+        let mut engine = AdapterSlots::default();
+        for number in 0..100 {
+            let id = AdapterId::of(&number.to_string());
+            assert_eq!(engine.place(id), AdapterPlace::Load);
+            engine.take(id);
+            engine.release(id);
+            assert_eq!(engine.place(id), AdapterPlace::Ready);
+        }
+        assert_eq!(engine.recent.len(), RECENT);
+    }
+}

@@ -1,0 +1,110 @@
+//! The experiments of the admin API as they are saved in the folder of the engines' journal, and how a start restores them.
+//!
+//! What cannot be restored is kept. A saved experiment that does not fit the configuration any more stays saved and is listed as
+//! [`NOT_ACTIVE`] with the reason; each start tries again. A file that cannot be read is set aside under another name.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+use crate::admin::ExperimentError;
+use crate::config::{AddedExperiment, Config, Origin, Problems};
+use crate::experiment::ExperimentReport;
+use crate::experiment::report::NOT_ACTIVE;
+use crate::fleet;
+
+/// Where they are saved.
+const FILE: &str = "added_experiments.json";
+
+/// The experiments of the admin API.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Added {
+    /// Those that the configuration includes.
+    pub(super) active: Vec<AddedExperiment>,
+    /// Those that an earlier gateway saved and that do not fit the configuration; each with the reason.
+    left_out: Vec<(AddedExperiment, String)>,
+}
+
+impl Added {
+    /// The names of those that do not fit the configuration.
+    pub(super) fn left_out(&self) -> impl Iterator<Item = &str> {
+        self.left_out.iter().map(|(experiment, _)| &*experiment.name)
+    }
+
+    /// Those that do not fit the configuration, as they are listed.
+    pub(super) fn left_out_reports(&self) -> impl Iterator<Item = ExperimentReport> {
+        self.left_out.iter().map(|(experiment, why)| ExperimentReport {
+            name: experiment.name.clone(),
+            phase: NOT_ACTIVE.to_owned(),
+            why: Some(why.clone()),
+            ..ExperimentReport::default()
+        })
+    }
+
+    /// Removes one. Returns whether there was one of that name.
+    pub(super) fn remove(&mut self, name: &str) -> bool {
+        let before = self.active.len() + self.left_out.len();
+        self.active.retain(|other| other.name != name);
+        self.left_out.retain(|(other, _)| other.name != name);
+        self.active.len() + self.left_out.len() < before
+    }
+
+    /// Replaces what is saved, or leaves it as it was.
+    pub(super) fn save(&self, folder: &Path) -> Result<(), ExperimentError> {
+        let all: Vec<_> = self.left_out.iter().map(|(experiment, _)| experiment).chain(&self.active).collect();
+        // Cannot fail: all keys are strings.
+        let bytes = serde_json::to_vec(&all).unwrap_or_default();
+        fleet::replace_state(folder, FILE, &bytes)
+            .map_err(|error| ExperimentError::NotSaved { folder: folder.to_owned(), reason: error.to_string() })
+    }
+}
+
+/// Adds those that an earlier gateway saved to a configuration that was read from `path`. One that does not fit the file any
+/// more is reported and left out, so that the gateway starts.
+pub(super) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Added {
+    let saved: Vec<AddedExperiment> = read_or_set_aside(&config.fleet.state, FILE);
+    let mut added = Added::default();
+    for experiment in saved {
+        let candidate = [&added.active[..], std::slice::from_ref(&experiment)].concat();
+        match Config::load_with(path, sets, &candidate) {
+            Ok(loaded) => (*config, added.active) = (loaded.config, candidate),
+            Err(problems) => {
+                let why = own_lines(&problems).join("; ");
+                tracing::error!(
+                    "experiment {} of the admin API does not fit the configuration and is not active: {why}",
+                    experiment.name
+                );
+                added.left_out.push((experiment, why));
+            }
+        }
+    }
+    added
+}
+
+/// Reads a file of the folder. One that cannot be read counts as empty and is set aside, which the log says.
+pub(super) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, name: &str) -> T {
+    let read = fleet::read_state(folder, name).map_err(|error| error.to_string());
+    let parsed = read.and_then(|bytes| match bytes {
+        Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        None => Ok(T::default()),
+    });
+    parsed.unwrap_or_else(|why| {
+        let (path, aside) = (folder.join(name), fleet::set_state_aside(folder, name));
+        match aside {
+            Ok(aside) => tracing::error!("{} cannot be read ({why}): kept as {aside}, and not used", path.display()),
+            // Then it cannot be replaced either.
+            Err(error) => tracing::error!("{} cannot be read ({why}) or renamed ({error})", path.display()),
+        }
+        T::default()
+    })
+}
+
+/// What is wrong with the experiments of the admin API, at their keys.
+pub(super) fn own_lines(problems: &Problems) -> Vec<String> {
+    let of_experiment = problems.errors.iter().filter(|problem| problem.origin() == Origin::Api);
+    let line = |problem: &crate::config::Problem| match problem.path().split_once("].") {
+        Some((_, key)) => format!("{key}: {}", problem.situation()),
+        None => problem.situation().to_string(),
+    };
+    of_experiment.map(line).collect()
+}
