@@ -74,14 +74,19 @@ pub struct Progress<'a> {
 }
 
 /// Runs a simulation until `done` returns true; it is called whenever requests have ended. Requests in flight are unfinished then.
+/// It blocks the calling thread, which may be one of a multi-threaded runtime.
 ///
 /// # Errors
 /// Those of [`run`].
 pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().start_paused(true).event_interval(EVENT_INTERVAL).build()?;
-    runtime.block_on(async { Simulation::new(lab, seed)?.run(done).await })
+    let simulate = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().start_paused(true).event_interval(EVENT_INTERVAL).build()?;
+        runtime.block_on(async { Simulation::new(lab, seed)?.run(done).await })
+    };
+    // A tuner of real engines calls this on a thread of its own runtime, which the thread has to leave meanwhile.
+    if tokio::runtime::Handle::try_current().is_ok() { tokio::task::block_in_place(simulate) } else { simulate() }
 }
 
 /// Checks the setup, and sets the seeds of its traffic.

@@ -48,6 +48,14 @@ fn a_grid_is_tuned_on_processes_and_no_process_is_left() {
 }
 
 #[test]
+fn real_engines_that_the_file_describes_are_simulated_first() {
+    let rig = Rig::real(1, FAST, &format!("[[engine]]\nargs = {{ max-model-len = 2048 }}\n{LOAD}{TUNE}{GRID}"));
+    let ran = rig.tune(&["--real"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains("predicted") && ran.out.contains("best: "), "{}", ran.out);
+}
+
+#[test]
 fn a_tuner_that_is_killed_resumes_and_leaves_no_engine() {
     let rig = grid();
     let child = rig.begin(&["--real"]);
