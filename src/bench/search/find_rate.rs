@@ -170,7 +170,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
 
     /// Ends the search if the highest rate is not above the floor of the goal.
     async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
-        let Some(floor) = self.goal.floor else { return Ok(()) };
+        // The best so far may be that no rate holds.
+        let Some(floor) = self.goal.floor.filter(|floor| *floor > 0.0) else { return Ok(()) };
         if self.drain_rate * DRAIN_SHARE <= floor {
             return Err(Stop::End(SearchEnd::BelowFloor));
         }
@@ -191,7 +192,11 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let streams = self.goal.requests.max(1);
         let full = self.trial(TrialLoad::Saturated(streams), TrialKind::Sample).await?.stats.throughput;
         let most = full.value.max(one_stream);
-        self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
+        // With a backlog every request may take so long that the trial ends without a completion. Then there is no such limit, and
+        // proofs alone decide.
+        if full.value > 0.0 {
+            self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
+        }
         Ok(Capacity { one_stream, most })
     }
 

@@ -25,11 +25,13 @@ struct Queue {
     fastest: f64,
     /// Above this rate every request fails.
     breaks_at: f64,
+    /// With a backlog no request completes.
+    stalls: bool,
 }
 
 impl Queue {
     fn new(bound: f64, seed: u64) -> Self {
-        Self { bound, seed, fastest: f64::INFINITY, breaks_at: f64::INFINITY }
+        Self { bound, seed, fastest: f64::INFINITY, breaks_at: f64::INFINITY, stalls: false }
     }
 
     fn attainment(&self, rate: f64) -> f64 {
@@ -64,6 +66,9 @@ impl SystemUnderTest for Queue {
             if judge.verdict().is_some() {
                 break;
             }
+        }
+        if self.stalls && matches!(trial.load, TrialLoad::Saturated(_)) {
+            ended.clear();
         }
         let delivered = if let TrialLoad::Rate(rate) = trial.load { (self.fastest / rate).min(1.0) } else { 1.0 };
         Ok(TrialStats { throughput: throughput(&ended, trial.warmup), delivered, seconds: free })
@@ -142,6 +147,16 @@ fn a_search_with_a_floor_above_the_capacity_gives_up_and_one_below_it_goes_on() 
     let found = search(0.8 * boundary);
     assert!(found.ending != SearchEnd::BelowFloor && found.best.is_none(), "{:?}", found.ending);
     assert!((found.boundary.unwrap().value / boundary - 1.0).abs() < 0.1, "{:?}", found.boundary);
+}
+
+#[test]
+fn a_server_that_completes_nothing_under_a_backlog_has_a_rate_all_the_same() {
+    let boundary = Queue::new(10.0, 1).boundary(0.99);
+    for floor in [None, Some(0.0)] {
+        let goal = SearchGoal { floor, ..SearchGoal::new(10.0) };
+        let found = at_once(find_rate(&mut Queue { stalls: true, ..Queue::new(10.0, 1) }, &goal, |_| ())).unwrap();
+        assert!((rate(&found) / boundary - 1.0).abs() < 0.1, "{:?} {}", found.ending, rate(&found));
+    }
 }
 
 #[test]
