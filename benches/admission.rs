@@ -9,7 +9,8 @@
 //! - `one free`: a single backend has room, and it is to be found.
 //!
 //! CPU time of this thread, so that other processes change it little: the median of [`ROUNDS`] rounds, in which all sizes
-//! alternate. `cargo bench --bench admission [POLICY]`.
+//! alternate. `cargo bench --bench admission [POLICY [REQUESTS [BACKENDS [STATE]]]]`: with the number of requests in a
+//! round, the number of backends and one state, to count instructions under `valgrind --tool=callgrind`.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -31,7 +32,7 @@ const SIZES: [usize; 4] = [2, 16, 64, 256];
 const BESIDE: usize = 8;
 /// Rounds, of which the median counts.
 const ROUNDS: usize = 9;
-/// Requests in a round.
+/// Requests in a round, unless the command line says otherwise.
 const REQUESTS: u32 = 200_000;
 
 /// What is free when a request enters.
@@ -138,10 +139,10 @@ impl Bench {
     }
 
     /// Nanoseconds of CPU time for one request.
-    fn measure(&mut self) -> f64 {
+    fn measure(&mut self, requests: u32) -> f64 {
         let begun = cpu_time();
-        (0..REQUESTS).for_each(|_| self.one_request());
-        (cpu_time() - begun).as_nanos() as f64 / f64::from(REQUESTS)
+        (0..requests).for_each(|_| self.one_request());
+        (cpu_time() - begun).as_nanos() as f64 / f64::from(requests)
     }
 }
 
@@ -169,20 +170,22 @@ fn cpu_time() -> Duration {
 }
 
 fn main() {
-    let named = std::env::args().skip(1).find(|arg| !arg.starts_with("--"));
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let policies = [Policy::LeastWork, Policy::FewestRequests, Policy::TwoChoices, Policy::RoundRobin];
-    let policy = match named {
-        Some(name) => policies.into_iter().find(|policy| policy.word() == name).expect("the name of a policy"),
-        None => Policy::LeastWork,
-    };
+    let policy = words.first().map_or(Policy::LeastWork, |name| {
+        policies.into_iter().find(|policy| policy.word() == name).expect("the name of a policy")
+    });
+    let requests = words.get(1).map_or(REQUESTS, |word| word.parse().expect("a number of requests"));
+    let sizes = words.get(2).map_or(SIZES.to_vec(), |word| vec![word.parse().expect("a number of backends")]);
     println!("nanoseconds of CPU time per request, {policy:?}");
-    for (label, room) in [("room", Room::Everywhere), ("full", Room::Nowhere), ("one free", Room::OnOne)] {
-        let mut benches = SIZES.map(|size| Bench::new(policy, size, room));
-        let mut rounds = SIZES.map(|_| Vec::with_capacity(ROUNDS));
+    let all = [("room", Room::Everywhere), ("full", Room::Nowhere), ("one free", Room::OnOne)];
+    for (label, room) in all.into_iter().filter(|(label, _)| words.get(3).is_none_or(|word| word == label)) {
+        let mut benches: Vec<Bench> = sizes.iter().map(|size| Bench::new(policy, *size, room)).collect();
+        let mut rounds = vec![Vec::with_capacity(ROUNDS); sizes.len()];
         for _ in 0..ROUNDS {
-            benches.iter_mut().zip(&mut rounds).for_each(|(bench, times)| times.push(bench.measure()));
+            benches.iter_mut().zip(&mut rounds).for_each(|(bench, times)| times.push(bench.measure(requests)));
         }
-        for (size, times) in SIZES.iter().zip(&mut rounds) {
+        for (size, times) in sizes.iter().zip(&mut rounds) {
             times.sort_by(f64::total_cmp);
             println!("{label:>8} {size:>4} backends {:>8.0}", times[ROUNDS / 2]);
         }

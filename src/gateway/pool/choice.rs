@@ -5,12 +5,12 @@
 
 use smallvec::SmallVec;
 
-use super::adapters::AdapterPlace;
+use super::adapters::{AdapterId, AdapterPlace};
 use super::capacity::Allocation;
-use super::policy::{self, Candidate, Offer};
+use super::policy::{self, COMPARED, Candidate, Offer};
 use super::prefix::CachedBytes;
 use super::request::AdmissionRequest;
-use super::room::{COMPARED, Positions};
+use super::room::Positions;
 use super::state::AdmissionState;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, PoolId, Rng};
@@ -20,7 +20,7 @@ use sluice_core::base::{BackendId, PoolId, Rng};
 const SPILL_LEN_PERCENT: u64 = 90;
 
 /// What a request is compared on.
-type Offers<'c> = SmallVec<[Offer<'c>; COMPARED]>;
+pub(super) type Offers<'c> = SmallVec<[Offer<'c>; COMPARED]>;
 
 impl AdmissionState {
     /// Whether this request may use this backend at all.
@@ -90,18 +90,24 @@ impl AdmissionState {
     }
 
     /// The backends of a pool that take the request now beside the fewest long prefills, of those that are open and
-    /// compared ([`COMPARED`]). Rooms are up to date.
-    fn find(&self, pool: PoolId, request: &AdmissionRequest, rng: &mut Rng) -> Offers<'_> {
+    /// compared ([`policy::compared`]). Rooms are up to date.
+    pub(super) fn find(&self, pool: PoolId, request: &AdmissionRequest, rng: &mut Rng) -> Offers<'_> {
         let Some(state) = self.pools.get(pool.index()) else { return Offers::new() };
         let is_long = self.is_long(pool, request);
         let cached = self.cached_bytes(pool, request);
         // Room is all that a request asks for at home, unless it was elsewhere before.
         let is_plain = request.home == pool && request.only.is_none() && request.avoid.is_empty();
+        // Nearly all requests: nothing but load tells their backends apart.
+        let is_simple = is_plain && !is_long && cached.is_empty() && request.adapter.is_none();
         let (mut found, mut least) = (Offers::new(), u32::MAX);
         let mut offer = |position: usize| {
             let candidate = state.rooms.candidate(position);
             if !candidate.has_room(&request.need) || !(is_plain || self.allows(request, candidate.id)) {
                 return false;
+            }
+            if is_simple {
+                found.push(Offer { candidate, cached: 0.0, adapter: AdapterPlace::Ready });
+                return true;
             }
             let beside = if is_long { candidate.long_prefills } else { 0 };
             if beside < least {
@@ -109,16 +115,14 @@ impl AdmissionState {
                 found.clear();
             }
             if beside == least {
-                found.push(Offer {
-                    candidate,
-                    cached: cached.tokens_on(candidate, request),
-                    adapter: self.adapter_place(candidate.id, request),
-                });
+                let cached = cached.tokens_on(candidate, request) as f64;
+                let adapter = request.adapter.map(|adapter| self.adapter_place(candidate.id, adapter));
+                found.push(Offer { candidate, cached, adapter: adapter.unwrap_or(AdapterPlace::Ready) });
             }
             true
         };
-        let mut open = state.rooms.open(is_long);
-        if open.count() <= COMPARED {
+        let (mut open, compared) = (state.rooms.open(is_long), policy::compared(state.rules.policy));
+        if open.count() <= compared {
             open.iter().for_each(|position| {
                 offer(position);
             });
@@ -130,10 +134,14 @@ impl AdmissionState {
                 offer(position);
             }
         }
-        let mut some = false;
-        for (met, position) in open.walk(rng).enumerate() {
+        let (mut some, mut met) = (false, 0);
+        if let Some(position) = state.rooms.runner_up().filter(|position| open.take(*position)) {
+            (some, met) = (offer(position), 1);
+        }
+        for position in open.walk(rng) {
             some |= offer(position);
-            if some && met + 1 >= COMPARED {
+            met += 1;
+            if some && met >= compared {
                 break;
             }
         }
@@ -163,9 +171,11 @@ impl AdmissionState {
         }
         let now = self.latest.saturating_duration_since(self.epoch).as_secs_f64();
         let offers = self.offers(pool, request, &mut rng);
-        let chosen = policy::pick(policy, &offers, &request.need, now, &mut rng);
+        let (chosen, runner_up) = policy::pick(policy, &offers, &request.need, now, &mut rng);
         drop(offers);
         self.rng = rng;
+        let position = runner_up.and_then(|id| self.backend(id)).map(|found| found.position);
+        self.pools[pool.index()].rooms.set_runner_up(position);
         chosen
     }
 
@@ -201,9 +211,8 @@ impl AdmissionState {
     }
 
     /// What a request with an adapter meets on a backend.
-    fn adapter_place(&self, backend: BackendId, request: &AdmissionRequest) -> AdapterPlace {
-        let place = |adapter| Some(self.backend(backend)?.adapters.place(adapter));
-        request.adapter.and_then(place).unwrap_or(AdapterPlace::Ready)
+    fn adapter_place(&self, backend: BackendId, adapter: AdapterId) -> AdapterPlace {
+        self.backend(backend).map_or(AdapterPlace::Ready, |found| found.adapters.place(adapter))
     }
 
     /// Whether the policy of a pool predicts what its engines have of this prompt.

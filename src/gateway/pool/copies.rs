@@ -57,6 +57,9 @@ impl AdmissionState {
         found.load.granted = serial;
         let cut = found.abort.child_token();
         found.copies.add(serial, request.need, cut.clone());
+        if !self.with_copies.contains(&backend) {
+            self.with_copies.push(backend);
+        }
         let grant = self.grant_of(backend, (Allocation::default(), 0.0), request);
         Some((Grant { abort: cut, ..grant }, serial))
     }
@@ -70,9 +73,11 @@ impl AdmissionState {
 
     /// Cuts the copies in these pools: a request waits for them.
     pub(super) fn cut_copies(&mut self, pools: &[PoolId]) {
-        for pool in pools {
-            for position in 0..self.members(*pool).len() {
-                self.cut_copies_on(self.members(*pool)[position]);
+        for backend in std::mem::take(&mut self.with_copies) {
+            match self.backend(backend) {
+                Some(found) if pools.contains(&found.pool) => self.cut_copies_on(backend),
+                Some(found) if found.copies.len() > 0 => self.with_copies.push(backend),
+                _ => {}
             }
         }
     }

@@ -68,6 +68,9 @@ impl AdmissionState {
         if self.backend(backend).is_some_and(|found| !found.in_rotation()) {
             self.cut_copies_on(backend);
         }
+        if self.backend(backend).is_none_or(|found| self.has_no_waiters(found.pool)) {
+            return;
+        }
         let mut freed: SmallVec<[BackendId; 2]> = smallvec![backend];
         while let Some(backend) = freed.pop() {
             if let Some(blocked) = self.serve(backend, &mut freed, wakers) {

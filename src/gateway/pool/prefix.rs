@@ -173,9 +173,14 @@ impl CachedBytes {
         own.map_or(self.everywhere, |(_, bytes)| self.everywhere.max(*bytes))
     }
 
+    /// Whether no engine has any.
+    pub(super) fn is_empty(&self) -> bool {
+        self.of.is_empty() && self.everywhere == 0
+    }
+
     /// The tokens of that prompt that a backend is expected to have.
     pub(super) fn tokens_on(&self, candidate: &Candidate, request: &AdmissionRequest) -> u64 {
-        if self.of.is_empty() && self.everywhere == 0 {
+        if self.is_empty() {
             return 0;
         }
         expected_tokens(&request.prefix, self.on(candidate.id), request.need.prompt_tokens, candidate.trust)

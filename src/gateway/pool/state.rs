@@ -98,6 +98,8 @@ pub(super) struct AdmissionState {
     pub(super) rng: Rng,
     /// Backends that may have changed since the rooms of the pools were last judged, each once.
     pub(super) changed: Vec<BackendId>,
+    /// Backends that may have copies of requests, each once: so that a request that waits need not look at all backends.
+    pub(super) with_copies: SmallVec<[BackendId; 4]>,
     /// No copies are admitted any more.
     pub(super) closed_to_copies: bool,
 }
@@ -117,6 +119,7 @@ impl AdmissionState {
             grants: 0,
             rng: Rng::new(seed),
             changed: Vec::new(),
+            with_copies: SmallVec::new(),
             closed_to_copies: false,
         }
     }

@@ -342,3 +342,32 @@ fn round_robin_gives_each_its_weight_and_steps_over_the_full() {
 fn ids_of_pools_are_positions_until_a_reload() {
     assert_eq!(Fixture::new(&two_pools()).layout.pools, [PoolId::new(0), PoolId::new(1)]);
 }
+
+/// Few of many backends are compared, and one of them is the runner-up of the choice before: with it, six are as good as
+/// sixteen where engines differ.
+#[test]
+fn a_choice_among_many_backends_compares_the_runner_up_of_the_one_before() {
+    let fixture = Fixture::new(&[spec("one", 64, limits(4, 1), vec![])]);
+    let (request, pool) = (fixture.request(0, 10), fixture.layout.pools[0]);
+    let mut state = fixture.admission.shared.lock();
+    for _ in 0..50 {
+        state.pick(pool, &request).expect("all have room");
+        let position = state.pools[0].rooms.runner_up().expect("others were compared");
+        let offers = state.find(pool, &request, &mut state.rng.clone());
+        assert_eq!(offers.len(), 6);
+        let compared = |id| state.backend(id).is_some_and(|found| found.position == position);
+        assert!(offers.iter().any(|offer| compared(offer.candidate.id)));
+    }
+}
+
+/// Turns are exact among more backends than a policy compares that looks at their load.
+#[test]
+fn round_robin_takes_turns_among_many() {
+    let mut many = spec("one", 40, limits(4, 1), vec![]);
+    many.rules.policy = Policy::RoundRobin;
+    let fixture = Fixture::new(&[many]);
+    let leases: Vec<Lease> = (0..80).map(|_| fixture.granted(0, 10)).collect();
+    let mut counts = [0; 40];
+    leases.iter().for_each(|lease| counts[lease.backend().index()] += 1);
+    assert_eq!(counts, [2; 40]);
+}

@@ -103,18 +103,28 @@ pub struct Backlog {
 impl Backlog {
     /// Seconds until the prefills of large prompts are expected to be over.
     pub fn large(&self, now: f64) -> f64 {
-        (self.large_until - now).max(OVERDUE * self.large_waiting).min(self.large_waiting)
+        smaller(larger(self.large_until - now, OVERDUE * self.large_waiting), self.large_waiting)
     }
 
     /// Seconds of prefill of small prompts that reached it a moment ago.
     pub fn small(&self, now: f64) -> f64 {
-        (self.small_until - now).max(0.0)
+        larger(self.small_until - now, 0.0)
     }
 
     /// Seconds of prefill of the small prompts that reached it within about as long as a first token takes, answered or not.
     pub fn lately(&self, now: f64) -> f64 {
-        self.lately * (1.0 - (now - self.at).max(0.0) / LATELY).max(0.0)
+        self.lately * larger(1.0 - larger(now - self.at, 0.0) * (1.0 / LATELY), 0.0)
     }
+}
+
+/// The larger of two numbers. `f64::max` also decides what becomes of NaN, which takes five instructions instead of one.
+pub(super) fn larger(one: f64, other: f64) -> f64 {
+    if one > other { one } else { other }
+}
+
+/// The smaller of two numbers.
+pub(super) fn smaller(one: f64, other: f64) -> f64 {
+    if one < other { one } else { other }
 }
 
 /// A backend that could take a request.
@@ -123,7 +133,7 @@ pub struct Offer<'c> {
     /// The backend.
     pub candidate: &'c Candidate,
     /// Tokens of the request's prompt that it is expected to have in its prefix cache.
-    pub cached: u64,
+    pub cached: f64,
     /// What the request's adapter meets on it.
     pub adapter: AdapterPlace,
 }

@@ -18,17 +18,36 @@ use sluice_core::base::{BackendId, Rng};
 pub use candidate::{Backlog, Candidate, Offer};
 pub use pace::{Pace, SeenPace};
 
+/// What [`compared`] says of most policies.
+pub(super) const COMPARED: usize = 6;
+
+/// Up to this many backends that may have room, a choice compares all of them; with more, this many of a random walk
+/// (`room.rs`). Turns are exact among more, since comparing them is an addition.
+pub(super) fn compared(policy: Policy) -> usize {
+    match policy {
+        Policy::RoundRobin => 64,
+        Policy::LeastWork | Policy::FewestRequests | Policy::TwoChoices | Policy::PrefixAffinity => COMPARED,
+    }
+}
+
 /// Whether a policy predicts how much of a prompt an engine has in its prefix cache.
 pub(super) fn predicts(policy: Policy) -> bool {
     matches!(policy, Policy::LeastWork | Policy::PrefixAffinity)
 }
 
-/// Picks one of `offers` (none when empty) at `now`, in seconds since admission began. Round robin keeps its turn with the
-/// backends and is decided there; `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
-pub fn pick(policy: Policy, offers: &[Offer<'_>], need: &Need, now: f64, rng: &mut Rng) -> Option<BackendId> {
+/// Picks one of `offers` (none when empty) at `now`, in seconds since admission began. Also the runner-up, of a policy for which
+/// that is worth comparing at the next choice. Round robin keeps its turn with the backends and is decided there;
+/// `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
+pub fn pick(
+    policy: Policy,
+    offers: &[Offer<'_>],
+    need: &Need,
+    now: f64,
+    rng: &mut Rng,
+) -> (Option<BackendId>, Option<BackendId>) {
     match policy {
-        Policy::TwoChoices => two_choices::pick(offers, rng),
-        Policy::FewestRequests => fewest_requests::pick(offers),
+        Policy::TwoChoices => (two_choices::pick(offers, rng), None),
+        Policy::FewestRequests => (fewest_requests::pick(offers), None),
         Policy::LeastWork | Policy::RoundRobin | Policy::PrefixAffinity => least_work::pick(offers, need, now),
     }
 }

@@ -3,7 +3,7 @@
 //! The reference knows the load (see `cost.rs`), so equal engines have about the same pace however busy they are. Their
 //! difference is then noise, and counts as none up to [`NOISE`]: work goes to the emptier one of two equal engines, not to
 //! the luckier. A pace ages: a backend that was once slow gets few requests, so few observations would correct its pace.
-//! While there are none, its difference from the fastest is halved every [`HALF_LIFE`], and after [`FORGOTTEN`] it counts as
+//! While there are none, its difference from the fastest falls, to half after [`HALF_LIFE`], and after [`FORGOTTEN`] it counts as
 //! unmeasured. An unmeasured engine counts as the fastest, so it gets one request and is measured again.
 
 use std::time::Duration;
@@ -92,15 +92,32 @@ impl SeenPace {
             return fastest;
         }
         let slower = self.ratio.min(fastest * SPREAD_MAX) - fastest;
-        let aged = fastest + slower * (-age / HALF_LIFE.as_secs_f64()).exp2();
+        let aged = fastest + slower / (1.0 + age / HALF_LIFE.as_secs_f64());
         if aged < fastest * NOISE { fastest } else { aged }
     }
 }
 
-/// The smallest ratio; 1 if none is measured.
-pub(super) fn fastest(paces: impl Iterator<Item = SeenPace>) -> f64 {
-    let least = paces.fold(f64::INFINITY, |least, pace| if pace.ratio < least { pace.ratio } else { least });
-    if least < f64::INFINITY { least } else { 1.0 }
+/// The smallest pace of several.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fastest(f64);
+
+impl Default for Fastest {
+    fn default() -> Self {
+        Self(f64::INFINITY)
+    }
+}
+
+impl Fastest {
+    pub(super) fn add(&mut self, pace: SeenPace) {
+        if pace.ratio < self.0 {
+            self.0 = pace.ratio;
+        }
+    }
+
+    /// 1 if none was measured.
+    pub(super) fn ratio(self) -> f64 {
+        if self.0 < f64::INFINITY { self.0 } else { 1.0 }
+    }
 }
 
 #[cfg(test)]
@@ -127,8 +144,11 @@ mod tests {
         assert_eq!(factor(&paced(100.0, now), 1.0, now), SPREAD_MAX);
         assert_eq!(factor(&Pace::default(), 2.0, now), 2.0, "unmeasured: as the fastest");
         let paces = [Pace::default(), paced(3.0, now), paced(2.0, now)].map(|pace| pace.seen(now));
-        assert!((fastest(paces.into_iter()) - 2.0).abs() < 1e-9);
-        assert_eq!(fastest(paces[..1].iter().copied()), 1.0, "none is measured");
+        let mut fastest = Fastest::default();
+        fastest.add(paces[0]);
+        assert_eq!(fastest.ratio(), 1.0, "none is measured");
+        paces.into_iter().for_each(|pace| fastest.add(pace));
+        assert!((fastest.ratio() - 2.0).abs() < 1e-9);
     }
 
     #[test]

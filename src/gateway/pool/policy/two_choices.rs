@@ -42,7 +42,7 @@ mod tests {
             |at: usize| Candidate { weight: backends[at].0, requests: backends[at].1, ..Candidate::idle(at) };
         let candidates: Vec<Candidate> = (0..N).map(candidate).collect();
         let offers: Vec<Offer<'_>> =
-            candidates.iter().map(|candidate| Offer { candidate, cached: 0, adapter: AdapterPlace::Ready }).collect();
+            candidates.iter().map(|candidate| Offer { candidate, cached: 0.0, adapter: AdapterPlace::Ready }).collect();
         let (mut rng, mut counts) = (Rng::new(7), [0; N]);
         for _ in 0..3_000 {
             counts[pick(&offers, &mut rng).expect("there are candidates").index()] += 1;

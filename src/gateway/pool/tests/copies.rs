@@ -89,12 +89,21 @@ fn the_copies_of_a_backend_that_leaves_the_rotation_are_cut() {
 
 #[test]
 fn copies_are_spread_over_the_backends_of_their_pool() {
-    let fixture = Fixture::new(&[spec("one", 2, limits(4, 1), vec![])]);
-    let [first, second] = [0, 1].map(|_| fixture.admission.enter_copy(&fixture.request(0, 10)).unwrap());
-    let (one, other) = (first.backend(), second.backend());
-    assert_ne!(one, other);
-    drop(second);
-    assert_eq!(fixture.granted(0, 10).backend(), other, "a request avoids the engine that a copy slows");
+    let fixture = Fixture::new(&[spec("one", 2, limits(64, 1), vec![])]);
+    let mut request = fixture.request(0, 10);
+    request.need.output_tokens = 128;
+    let copies: Vec<Lease> = (0..80).filter_map(|_| fixture.admission.enter_copy(&request)).collect();
+    let one = copies[0].backend();
+    let (on_one, on_other): (Vec<Lease>, Vec<Lease>) = copies.into_iter().partition(|copy| copy.backend() == one);
+    assert_eq!((on_one.len(), on_other.len()), (40, 40));
+    let other = on_other[0].backend();
+    drop(on_other);
+    for _ in 0..3 {
+        let AdmissionDecision::Granted(lease) = fixture.admission.enter(request.clone()) else {
+            panic!("there is room")
+        };
+        assert_eq!(lease.backend(), other, "a request avoids the engine that copies slow");
+    }
 }
 
 proptest! {
