@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
 //! | `--sim-model NAME` | by the model's name, else llama-3.1-8b | a built-in model or a TOML file; a folder is read itself |
-//! | `--sim-host NAME` | busy | a built-in host (`busy`, `quiet`) or a TOML file of `sluice sim fit` |
+//! | `--sim-host NAME` | busy | a built-in host (`busy`, `pair`, `quiet`) or a TOML file of `sluice sim fit` |
 //! | `--sim-vllm-version X.Y` | 0.32.0 | version of flags and metrics |
 //! | `--sim-speed X` | 1 | simulated seconds per real second |
 //! | `--sim-seed N` | 0 | output lengths, words, jitter |
@@ -50,8 +50,8 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
   --sim-gpu NAME          GPU: GPUS, or a TOML file (default h200)
   --sim-model NAME        MODELS, or a TOML file
                           (default: by the model's name, else llama-3.1-8b)
-  --sim-host NAME         HOSTS, or a TOML file of `sluice sim fit` (default busy: two
-                          engines, gateway and clients on 32 cores; quiet: one engine on 16)
+  --sim-host NAME         HOSTS, or a TOML file of `sluice sim fit` (default busy; pair:
+                          also two engines beside a gateway, other machines; quiet: one engine)
   --sim-vllm-version X.Y  whose flags and metrics (default 0.32.0)
   --sim-speed X           simulated seconds per real second (default 1)
   --sim-seed N            output lengths, words, jitter (default 0)

@@ -97,7 +97,7 @@ impl AdmissionState {
         let cached = self.cached_bytes(pool, request);
         // Room is all that a request asks for at home, unless it was elsewhere before.
         let is_plain = request.home == pool && request.only.is_none() && request.avoid.is_empty();
-        // Nearly all requests: nothing but load tells their backends apart.
+        // Nearly all requests: their backends differ in load only.
         let is_simple = is_plain && !is_long && cached.is_empty() && request.adapter.is_none();
         let (mut found, mut least) = (Offers::new(), u32::MAX);
         let mut offer = |position: usize| {

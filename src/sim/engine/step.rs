@@ -156,7 +156,8 @@ impl Engine {
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
         let (gpu, preparation, launch) = self.jittered(&load);
         let host = preparation + launch;
-        let duration = if self.plans_ahead() { gpu.max(host) } else { preparation + gpu.max(launch) };
+        let overlapped = if self.plans_ahead() { gpu.max(host) } else { preparation + gpu.max(launch) };
+        let duration = overlapped + self.cost.exposed(&load);
         let StepPlan { admitted, preempted, .. } = plan;
         Some(StepOutcome { duration, host, load, emitted, admitted, preempted, adapter_loads })
     }

@@ -15,7 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::preset::{ProfileError, find, parse};
 
 const FITTED: &str = include_str!("constants.toml");
-const HOSTS: &[(&str, &str)] = &[("busy", include_str!("host/busy.toml")), ("quiet", include_str!("host/quiet.toml"))];
+const HOSTS: &[(&str, &str)] = &[
+    ("busy", include_str!("host/busy.toml")),
+    ("pair", include_str!("host/pair.toml")),
+    ("quiet", include_str!("host/quiet.toml")),
+];
 /// The default host.
 const HOST: &str = "busy";
 
@@ -103,6 +107,11 @@ pub struct HostConstants {
     pub launch_layer_us: f64,
     /// Added to `launch_layer_us` in a step with an adapter.
     pub lora_launch_layer_us: f64,
+    /// By how much a step with a prompt is longer than the work that CPU and GPU do at the same time. Measured only on machines
+    /// with two engines, a gateway and a load generator; its cause is unknown, and on a machine with one engine it
+    /// is 0. `sluice sim fit --server` cannot see it and keeps that of the host it starts from.
+    #[serde(default)]
+    pub prompt_step_us: f64,
     /// Share of the launch cost that remains with piecewise graphs, which cover all but the attention.
     pub piecewise_share: f64,
     /// Of the steps with several prompts and without a graph, the share in which the launch blocks until the GPU has finished.

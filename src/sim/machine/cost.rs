@@ -1,8 +1,8 @@
 //! The time of one engine step: a roofline model of the GPU, and the CPU time to prepare and launch the step.
 //!
 //! ```text
-//! step = max(GPU, preparation + launch)           with asynchronous scheduling: the CPU prepares the next step meanwhile
-//!      = preparation + max(GPU, launch)           without: the CPU begins when the tokens of the last step are known
+//! step = exposed + max(GPU, preparation + launch) with asynchronous scheduling: the CPU prepares the next step meanwhile
+//!      = exposed + preparation + max(GPU, launch) without: the CPU begins when the tokens of the last step are known
 //!
 //! GPU  = max(weight bytes / bandwidth, linear FLOPs / rate)
 //!      + KV bytes of decoding sequences / bandwidth
@@ -13,6 +13,7 @@
 //!      + adapters read from disk and copied into a slot
 //!
 //! preparation = step + sequences x cost          scheduler, inputs, results
+//! exposed     = 0 without a prompt, otherwise a constant of the host
 //! launch      = layers x launch x (1 without a graph, a third with a piecewise graph, 0 with a full graph)
 //! ```
 //!
@@ -120,9 +121,10 @@ impl CostModel {
         (self.rates.step.jitter.max(0.0), self.rates.host.jitter.max(0.0))
     }
 
-    /// The time of a step in a busy engine with asynchronous scheduling, without jitter: the longer of GPU time and CPU time.
+    /// The time of a step in a busy engine with asynchronous scheduling, without jitter: the longer of GPU time and CPU time, and
+    /// what is exposed.
     pub fn duration(&self, load: &StepLoad) -> Duration {
-        self.gpu(load).max(self.host(load))
+        self.gpu(load).max(self.host(load)) + self.exposed(load)
     }
 
     /// GPU time of a step.
@@ -156,6 +158,12 @@ impl CostModel {
     pub fn preparation(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences)) * 1e-6)
+    }
+
+    /// The part of a step with a prompt in which neither CPU nor GPU time is hidden by the other.
+    pub fn exposed(&self, load: &StepLoad) -> Duration {
+        let exposed = if load.prompts > 0 { self.rates.host.prompt_step_us } else { 0.0 };
+        Duration::from_secs_f64(exposed * 1e-6)
     }
 
     /// CPU time to launch the kernels of a step: without a graph, one by one.

@@ -9,6 +9,8 @@ use crate::pool::adapters::AdapterPlace;
 use crate::pool::capacity::Need;
 use sluice_core::base::BackendId;
 
+/// How many candidates most policies compare (`policy::compared`).
+pub(in crate::pool) const COMPARED: usize = 6;
 /// The share of a prefill that is still to come when it should be over.
 pub(in crate::pool) const OVERDUE: f64 = 0.3;
 /// About as long as a busy engine takes to the first token of a small prompt, seconds. Not learned: where requests wait for

@@ -15,8 +15,8 @@
 //! one is free, and otherwise until an adapter before it has no requests left, each of which is assumed to decode as long as
 //! this one. An engine that does not serve the adapter would refuse the request, and is chosen only if all do not.
 //!
-//! Everything is in seconds at the engine's own pace. The lowest cost wins; where those of backends with the same weight differ
-//! by less than a prediction can tell ([`TIE`]), the least recently used one of them.
+//! Everything is in seconds at the engine's own pace. The lowest cost wins; of backends that differ in load only, and by less
+//! than a prediction can tell ([`TIE`]), the least recently used one.
 //! Each term corrects a measured fault of simpler rules (`config/lab/placement`):
 //!
 //! - Depending on its flags, an engine computes prompts one after another, or large ones in chunks that share steps with small
@@ -37,8 +37,7 @@
 
 use smallvec::SmallVec;
 
-use super::COMPARED;
-use super::candidate::{Offer, larger, smaller};
+use super::candidate::{COMPARED, Offer, larger, smaller};
 use super::cost::{PROMPT_TOKEN, SEQUENCE, STEP};
 use super::pace::Fastest;
 use crate::pool::adapters::AdapterPlace;
@@ -50,10 +49,10 @@ const CROWD: f64 = 0.1;
 /// The share of the small prompts without a first token that the engine still has to compute. Those of the others are computed,
 /// and their first tokens are on the way to the gateway.
 const WAITING: f64 = 0.3;
-/// Costs that differ by less, in seconds, count as equal: about a third of a step, and less than the difference between a
-/// token that has left the engine and one that is about to. In bursts of equal requests, where turns are best, smaller
-/// differences are noise: the P99 of the time to first token is 10 % lower than where they decide.
-const TIE: f64 = 1.5e-3;
+/// Loads whose costs differ by less, in seconds, count as equal: half a step, about the difference between a token that has left
+/// the engine and one that is about to. In bursts of equal requests, where turns are best, smaller differences are noise: where
+/// they decide, the P99 of the time to first token is 8 % higher.
+const TIE: f64 = 3e-3;
 
 /// How long it takes until an adapter is in a free slot, seconds: 40 to 170 MB, from host memory or from a disk.
 const ADAPTER_LOAD: f64 = 0.05;
@@ -82,27 +81,23 @@ pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> (Option<Backe
     }
     let common = Common::of(offers, need, now);
     let costs: SmallVec<[f64; COMPARED]> = offers.iter().map(|offer| cost(offer, &common)).collect();
-    let (mut best, mut least) = (0, f64::INFINITY);
-    for (at, cost) in costs.iter().enumerate() {
-        if *cost < least {
-            (best, least) = (at, *cost);
+    let (mut best, mut second) = ((0, f64::INFINITY), (0, f64::INFINITY));
+    for (at, &cost) in costs.iter().enumerate() {
+        if cost < best.1 {
+            (best, second) = ((at, cost), best);
+        } else if cost < second.1 {
+            second = (at, cost);
         }
     }
-    let mut chosen = offers[best].candidate;
-    for (Offer { candidate, .. }, cost) in offers.iter().zip(&costs) {
-        // Taking turns would undo different weights.
-        if *cost <= least + TIE && candidate.granted < chosen.granted && candidate.weight == chosen.weight {
-            chosen = candidate;
+    let mut chosen = best.0;
+    for (at, &cost) in costs.iter().enumerate() {
+        let in_turn = || offers[at].candidate.granted < offers[chosen].candidate.granted;
+        if cost <= best.1 + TIE && in_turn() && differ_in_load_only(&offers[at], &offers[chosen]) {
+            chosen = at;
         }
     }
-    let chosen = Some(chosen.id);
-    let mut runner_up = (f64::INFINITY, None);
-    for (Offer { candidate, .. }, cost) in offers.iter().zip(&costs) {
-        if *cost < runner_up.0 && Some(candidate.id) != chosen {
-            runner_up = (*cost, Some(candidate.id));
-        }
-    }
-    (chosen, runner_up.1)
+    let runner_up = if chosen == best.0 { second.0 } else { best.0 };
+    (Some(offers[chosen].candidate.id), Some(offers[runner_up].candidate.id))
 }
 
 impl Common {
@@ -123,6 +118,12 @@ impl Common {
             now,
         }
     }
+}
+
+/// Whether two backends have the same weight, cached prefix and adapter. Where they differ in these, the difference is known, and
+/// taking turns would undo it.
+fn differ_in_load_only(one: &Offer<'_>, other: &Offer<'_>) -> bool {
+    one.candidate.weight == other.candidate.weight && one.cached == other.cached && one.adapter == other.adapter
 }
 
 /// What the request costs on one backend, seconds.
@@ -204,10 +205,15 @@ mod tests {
 
     /// Differences that are smaller than what a prediction can tell do not break the turns of equal engines.
     #[test]
-    fn a_difference_of_a_millisecond_does_not_decide() {
+    fn a_difference_of_two_milliseconds_does_not_decide() {
         let used = |position, granted, small| Candidate { granted, backlog: work(0.0, small), ..candidate(position) };
-        assert_eq!(chosen(&[used(0, 7, 0.0), used(1, 5, 0.0007)], &SMALL), 1, "its turn");
-        assert_eq!(chosen(&[used(0, 7, 0.0), used(1, 5, 0.003)], &SMALL), 0);
+        assert_eq!(chosen(&[used(0, 7, 0.0), used(1, 5, 0.002)], &SMALL), 1, "its turn");
+        assert_eq!(chosen(&[used(0, 7, 0.0), used(1, 5, 0.004)], &SMALL), 0);
+        assert_eq!(
+            chosen_at(&[(used(0, 7, 0.0), 20), (used(1, 5, 0.0), 0)], &SMALL, NOW),
+            0,
+            "not where caches differ"
+        );
         let heavy = Candidate { weight: 1.1, ..used(0, 7, 0.0) };
         assert_eq!(chosen(&[heavy, used(1, 5, 0.0)], &SMALL), 0, "not where weights differ");
     }

@@ -15,11 +15,9 @@ use super::capacity::Need;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, Rng};
 
+pub(super) use candidate::COMPARED;
 pub use candidate::{Backlog, Candidate, Offer};
 pub use pace::{Pace, SeenPace};
-
-/// What [`compared`] says of most policies.
-pub(super) const COMPARED: usize = 6;
 
 /// Up to this many backends that may have room, a choice compares all of them; with more, this many of a random walk
 /// (`room.rs`). Turns are exact among more, since comparing them is an addition.
@@ -35,7 +33,7 @@ pub(super) fn predicts(policy: Policy) -> bool {
     matches!(policy, Policy::LeastWork | Policy::PrefixAffinity)
 }
 
-/// Picks one of `offers` (none when empty) at `now`, in seconds since admission began. Also the runner-up, of a policy for which
+/// Picks one of `offers` (none when empty) at `now`, in seconds since admission began. Also returns the runner-up, where
 /// that is worth comparing at the next choice. Round robin keeps its turn with the backends and is decided there;
 /// `prefix_affinity` is an old name of `least_work`; the configuration warns about it.
 pub fn pick(
