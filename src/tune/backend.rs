@@ -76,6 +76,15 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// [`TuneError::Died`] if an engine ends.
     fn stress(&mut self, seed: u64) -> impl Future<Output = Result<f64, TuneError>>;
 
+    /// Records a trace of some requests with the profiler of the engines, at `rate` requests per second or with the traffic as it is.
+    /// Returns what to note about it; `None`: no engine has a profiler.
+    ///
+    /// # Errors
+    /// An engine ends.
+    fn profile(&mut self, _rate: Option<f64>) -> impl Future<Output = Result<Option<String>, TuneError>> {
+        async { Ok(None) }
+    }
+
     /// Whether the KV cache was full in the last trial.
     fn is_kv_full(&self) -> bool;
 

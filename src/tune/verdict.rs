@@ -92,6 +92,13 @@ pub(crate) async fn judge<B: Backend>(
         }
         outcome => outcome?,
     }
+    // After all that is measured, which a profiler slows down.
+    if effort == Effort::Confirm
+        && let Outcome::Measured { certified, .. } = &trial.outcome
+        && let Some(note) = system.profile(certified.map(|certified| certified.rate)).await?
+    {
+        trial.notes.push(note);
+    }
     Ok(trial)
 }
 

@@ -105,6 +105,18 @@ fn a_rate_search_that_was_killed_goes_on_after_its_last_load() {
 }
 
 #[test]
+fn the_winner_and_the_default_are_traced_where_the_engines_have_a_profiler() {
+    let flags = format!("{FAST} --profiler-config {{\"profiler\":\"torch\"}}");
+    let space = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [6]\n";
+    let rig = Rig::real(1, &flags, &format!("{LOAD}{TUNE}{space}"));
+    let ran = rig.tune(&["--real"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let traced = "the profiler traced 100 requests";
+    assert_eq!(rig.read("t.journal").matches(traced).count(), 2, "{}", rig.read("t.journal"));
+    assert!(ran.out.contains(traced), "{}", ran.out);
+}
+
+#[test]
 fn a_signal_stops_the_engines_and_the_tuning_goes_on_later() {
     let rig = grid();
     for stop in [Signal::SIGTERM, Signal::SIGINT] {

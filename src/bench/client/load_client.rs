@@ -94,6 +94,14 @@ impl LoadClient {
         })
     }
 
+    /// A client of other servers, with the same API, headers and time limit.
+    ///
+    /// # Errors
+    /// No url, or one that cannot be used.
+    pub fn to(&self, urls: &[String]) -> Result<Self, BenchError> {
+        Ok(Self::new(urls, self.api, self.limit)?.with_headers(self.headers.clone()))
+    }
+
     /// Adds `headers` (an API key, for example) to every request.
     #[must_use]
     pub fn with_headers(self, headers: HeaderMap) -> Self {

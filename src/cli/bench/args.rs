@@ -310,6 +310,9 @@ pub(super) struct LoadArgs {
     /// Empty the server's prefix cache before each run (vLLM in dev mode)
     #[arg(long)]
     pub(super) reset_prefix_cache: bool,
+    /// Trace each run with the server's profiler (vLLM with --profiler-config); traced requests take longer
+    #[arg(long, conflicts_with = "find_rate")]
+    pub(super) profile: bool,
 }
 
 /// How a rate grows.

@@ -35,6 +35,7 @@ pub use args::BenchArgs;
 
 use super::line::Line;
 use super::serve::raise_file_limit;
+use crate::bench::run::profile;
 use crate::bench::{self, LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 use error::{CommandError, failed, usage};
 use plan::Setup;
@@ -114,7 +115,15 @@ async fn measure_runs(
             1 => "bench".to_owned(),
             all => format!("{} of {all}, {} {name}", number + 1, setup.varied()),
         };
-        let mut result = measure(args, &title, plan, &setup.client, stop).await.map_err(usage)?;
+        if args.load.profile {
+            profile::start(&setup.client).await.map_err(failed)?;
+        }
+        let measured = measure(args, &title, plan, &setup.client, stop).await;
+        if args.load.profile {
+            eprintln!("waiting for the profiler, which writes its trace where the server's --profiler-config says");
+            profile::stop(&setup.client).await.map_err(failed)?;
+        }
+        let mut result = measured.map_err(usage)?;
         setup.annotate(&mut result);
         for (status, reason) in setup.client.reasons() {
             result.warnings.push(format!("the first response with status {status} said: {reason}"));

@@ -156,6 +156,7 @@ async fn the_error_of_a_refusing_server_is_quoted_and_fails_the_command() {
     );
     says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server lists no model; give --model");
     says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache returned status 401");
+    says(code(&[&small[..], &["--profile"]].concat()).await, 1, "/start_profile returned status 401");
 }
 
 #[tokio::test]

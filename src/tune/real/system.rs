@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 use crate::backend::{System, cache_hits, cache_notes, is_cache_full};
 use crate::error::TuneError;
 use sluice_bench::result::record::ServerSide;
+use sluice_bench::run::profile::{self, ProfileError};
 use sluice_bench::search::{Groups, Judge, LiveTrial, SystemUnderTest, Trial, TrialStats};
 use sluice_bench::{Arrival, Extent, LoadClient, PromptTokens, RunPlan, RunResult, run};
 use sluice_fleet::TrialEngines;
@@ -20,6 +21,8 @@ use sluice_lab::measure::Measured;
 
 /// Requests in flight in the worst load: more than engines run at once by default on any but the largest GPUs.
 const STRESS: u32 = 512;
+/// Requests of a trace: each adds tens of megabytes to it. The same number as in vLLM's `auto_tune.sh`.
+const TRACED: u64 = 100;
 /// The token ids of a run are moved by less than this.
 const MOVES: u32 = 1_000;
 
@@ -132,6 +135,24 @@ impl<W: Watch> System for RealSystem<W> {
         let seconds = result.duration;
         self.last = Some(result);
         Ok(seconds)
+    }
+
+    async fn profile(&mut self, rate: Option<f64>) -> Result<Option<String>, TuneError> {
+        let engines = self.client.to(&self.plan.scrape)?;
+        match profile::start(&engines).await {
+            Ok(()) => {}
+            Err(ProfileError::Missing(_)) => return Ok(None),
+            Err(error) => return Ok(Some(format!("no trace was recorded: {error}"))),
+        }
+        let arrival = rate.map_or(self.plan.arrival.clone(), |rate| Arrival::Poisson { rate });
+        let plan = RunPlan { arrival, extent: Extent::Requests(TRACED), scrape: Vec::new(), ..self.fresh() };
+        let sent = self.watch.unless_lost(run(&plan, &self.client, &Arc::default())).await;
+        let stopped = profile::stop(&engines).await;
+        sent??;
+        Ok(Some(match stopped {
+            Ok(()) => format!("the profiler traced {TRACED} requests; the trace is where --profiler-config says"),
+            Err(error) => format!("the trace may be missing: {error}"),
+        }))
     }
 
     fn is_kv_full(&self) -> bool {
