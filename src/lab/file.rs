@@ -129,6 +129,8 @@ pub struct EngineTable {
     pub count: Option<u32>,
     /// The GPU: a preset of the simulator, or the path of a profile. Default `h200`.
     pub gpu: Option<String>,
+    /// The CPU of its machine: a preset of the simulator, or the path of a file of `sluice sim fit`. Default `busy`.
+    pub host: Option<String>,
     /// The model: a preset or a path, too. Default `llama-3.1-8b`.
     pub model: Option<String>,
     /// Flags of vLLM.

@@ -167,7 +167,7 @@ impl Scenario {
             let own = tables.iter().find(|table| table.backend.contains(name));
             let numbered = || unconfigured.iter().find(|(other, _)| other == name).and_then(|(_, table)| *table);
             let table = own.or_else(numbered).or_else(|| tables.iter().find(|table| table.backend.is_empty()));
-            engine(backend, table.unwrap_or(&default), variant)
+            engine(backend, table.unwrap_or(&default), variant, &self.folder)
         };
         backends.into_iter().map(setup).collect()
     }
@@ -241,8 +241,14 @@ fn moved(target: &Target, endpoint: Endpoint) -> Target {
     }
 }
 
+/// The name of a preset, or a path that is relative to the scenario's folder.
+fn preset(name: &str, folder: &Path) -> String {
+    let is_path = name.contains('/') || name.ends_with(".toml");
+    if is_path { folder.join(name).display().to_string() } else { name.to_owned() }
+}
+
 /// The engine of one backend.
-fn engine(backend: &Backend, table: &EngineTable, variant: &Variant) -> Result<EngineSetup, LabError> {
+fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Path) -> Result<EngineSetup, LabError> {
     let none = BTreeMap::new();
     let configured = match &backend.target {
         Target::Url(_) => &none,
@@ -254,11 +260,12 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant) -> Result<E
     for (name, value) in [configured, &table.args, &variant.args, of_backend].into_iter().flatten() {
         flags.insert(name.replace('_', "-"), value);
     }
-    let model = table.model.as_deref().unwrap_or(MODEL);
-    let gpu = variant.gpu.as_deref().or(table.gpu.as_deref()).unwrap_or(GPU);
-    let mut argv = vec![model.to_owned()];
+    let [gpu, host, model] = [&table.gpu, &table.host, &table.model].map(|name| Some(preset(name.as_deref()?, folder)));
+    let model = model.unwrap_or_else(|| MODEL.to_owned());
+    let gpu = variant.gpu.clone().or(gpu).unwrap_or_else(|| GPU.to_owned());
+    let mut argv = vec![model.clone()];
     flags.iter().for_each(|(name, value)| push_flag(name, value, &mut argv));
-    let mut setup = EngineSetup::vllm(&backend.name, gpu, model, &argv)?;
+    let mut setup = EngineSetup::vllm(&backend.name, &gpu, host.as_deref(), &model, &argv)?;
     for change in &table.change {
         let stated = [
             change.slower.map(EngineChange::Slower),

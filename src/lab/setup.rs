@@ -158,14 +158,23 @@ impl Lab {
 }
 
 impl EngineSetup {
-    /// vLLM with these flags (`MODEL --flag value ..`) serving `model` on `gpu`. Both are names of presets or paths of
-    /// profiles.
+    /// vLLM with these flags (`MODEL --flag value ..`) serving `model` on `gpu` of a machine like `host` (default: `busy`). All are
+    /// names of presets or paths of files.
     ///
     /// # Errors
-    /// Flags that cannot be parsed or that vLLM would refuse; an unknown GPU or model.
-    pub fn vllm<S: AsRef<str>>(backend: &str, gpu: &str, model: &str, flags: &[S]) -> Result<Self, LabError> {
+    /// Flags that cannot be parsed or that vLLM would refuse; an unknown GPU, host or model.
+    pub fn vllm<S: AsRef<str>>(
+        backend: &str,
+        gpu: &str,
+        host: Option<&str>,
+        model: &str,
+        flags: &[S],
+    ) -> Result<Self, LabError> {
         let name = || backend.to_owned();
-        let profile = || Profile::new(Gpu::load(gpu)?, Model::load(model)?, Layout::default(), &Constants::fitted());
+        let profile = || {
+            let constants = host.map_or_else(|| Ok(Constants::fitted()), Constants::on_host)?;
+            Profile::new(Gpu::load(gpu)?, Model::load(model)?, Layout::default(), &constants)
+        };
         let profile = profile().map_err(|source| LabError::Profile { backend: name(), source })?;
         let args = ServeArgs::parse(flags).map_err(|source| LabError::Flags { backend: name(), source })?;
         let sim = SimConfig::from_args(&args, profile);

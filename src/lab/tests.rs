@@ -4,6 +4,7 @@ mod experiments;
 mod faults;
 mod measured;
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::plan::plan;
@@ -30,7 +31,7 @@ fn config(backends: usize, keys: &str) -> Config {
 /// This many H200s with these flags of vLLM.
 fn engines(count: usize, flags: &[&str]) -> Vec<EngineSetup> {
     let flags = [&[MODEL, "--max-num-seqs", "256"], flags].concat();
-    (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", MODEL, &flags).unwrap()).collect()
+    (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", None, MODEL, &flags).unwrap()).collect()
 }
 
 /// Thirty short and two long requests per second.
@@ -338,4 +339,22 @@ fn the_highest_rate_holds_and_a_higher_one_does_not() {
     };
     assert!(attainment(0.9 * best) > 0.97, "{best}: {}", attainment(0.9 * best));
     assert!(attainment(1.5 * best) < 0.98, "{best}: {}", attainment(1.5 * best));
+}
+
+#[test]
+fn an_engine_runs_on_the_host_that_the_file_names() {
+    let profile = |line: &str, folder: &Path| {
+        let file = LabFile::parse(&format!("{SMALL}[[engine]]\n{line}\n"), "lab.toml").unwrap();
+        let scenario = Scenario { file, folder: folder.to_owned() };
+        scenario.lab(&Variant::default()).map(|lab| format!("{:?}", lab.engines[0].sim.profile))
+    };
+    let quiet = profile("host = \"quiet\"", Path::new("/")).unwrap();
+    assert_ne!(quiet, profile("", Path::new("/")).unwrap());
+    // As `sluice sim fit` writes it, beside the scenario.
+    let folder = tempfile::tempdir().unwrap();
+    let table = sluice_sim::Constants::on_host("quiet").unwrap().table().to_string();
+    std::fs::write(folder.path().join("h.toml"), table).unwrap();
+    assert_eq!(quiet, profile("host = \"h.toml\"", folder.path()).unwrap());
+    let unknown = profile("host = \"mainframe\"", Path::new("/")).unwrap_err().to_string();
+    assert!(unknown.contains("unknown host 'mainframe'; built in: busy, pair, quiet"), "{unknown}");
 }
