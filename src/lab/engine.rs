@@ -148,16 +148,12 @@ impl Engine {
     /// What its metrics show of its adapters, as they are called; `None` without adapters.
     pub(crate) fn adapters(&self, name_of: impl Fn(u16) -> Option<String>) -> Option<EngineAdapters> {
         let (engine, flags) = (self.server.engine(), &self.config.engine);
-        let (running, waiting) = engine.adapters();
-        let mut ids: Vec<u16> = running.into_iter().chain(waiting).collect();
-        ids.sort_unstable();
-        ids.dedup();
         self.config.lora.then(|| EngineAdapters {
             backend: self.stats.backend.clone(),
             slots: u64::from(flags.max_loras),
             host: Some(u64::from(flags.max_cpu_loras.max(flags.max_loras))),
             rank: u32::try_from(self.config.max_lora_rank).ok(),
-            in_use: ids.into_iter().filter_map(|id| Some((name_of(id)?, None))).collect(),
+            in_use: engine.adapters().into_iter().filter_map(|id| Some((name_of(id)?, None))).collect(),
             defers: Some(engine.deferred() > 0),
         })
     }

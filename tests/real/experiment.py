@@ -8,7 +8,8 @@ Steps build on each other; each prints one line. The last line is `N passed, N f
 2. its folder is configured: the gateway loads it into the running engine, and requests take part;
 3. each user stays in one arm, the adapter's requests name it upstream, and responses pass unchanged;
 4. half of the users are in each arm, everything is measured, and a report is written;
-5. a stop under load loses no request.
+5. a stop under load loses no request;
+6. two adapters on an engine with one slot: the slot limit is named as the cause of the wait.
 """
 
 import concurrent.futures
@@ -16,6 +17,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
@@ -175,12 +177,57 @@ def a_stop_under_load_loses_nothing(rig):
     rig.gate.idle()
 
 
+TURNS = """
+[[experiment]]
+name = "turns"
+[[experiment.arm]]
+name = "one"
+weight = 50
+model = "ad"
+[[experiment.arm]]
+name = "two"
+weight = 50
+model = "ad2"
+"""
+
+
+def a_slot_that_adapters_wait_for_is_named(rig):
+    rig.stop()  # two cores
+    flags = ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2", "--max-lora-rank", "8"]
+    flags += ["--lora-modules", f"ad={rig.adapter}", f"ad2={rig.adapter}"]
+    rig.engine = Vllm("one-slot", rig.root, rig.folder, 8192, *flags, port=free_port())
+    rig.engine.healthy()
+    pools = [pool("p", {"e0": rig.engine.url}, models='["tiny", "ad", "ad2"]', usage='"off"')]
+    extra = f'{TURNS}\n[fleet]\nstate = {json.dumps(str(rig.folder / "turns"))}'
+    rig.gate = Gateway(rig.folder, "turns", pools, [model("tiny"), model("ad"), model("ad2")], extra)
+    over = threading.Event()
+
+    def client(_):
+        while not over.is_set():
+            answer = rig.send(0, max_tokens=100)
+            check(answer.status == 200, f"{answer.status} {answer.body}")
+
+    def slots():
+        report = json.loads(get(rig.gate.admin + "/admin/experiments/turns")[1])
+        return [one for one in report["comparisons"][0].get("diagnosis", []) if one["cause"] == "slots"]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as clients:
+        running = [clients.submit(client, number) for number in range(16)]
+        try:
+            found = until("the slot limit is named", slots, 180, every=0.5)
+        finally:
+            over.set()
+        [task.result() for task in running]
+    check("max-loras 1, and 2 adapters were used" in found[0]["sentence"], found)
+
+
 STEPS = (
     no_request_takes_part_before_the_adapter_is_loaded,
     the_gateway_loads_the_adapter_on_demand,
     users_stay_in_their_arm_and_bytes_pass_unchanged,
     both_arms_are_measured_and_reported,
     a_stop_under_load_loses_nothing,
+    a_slot_that_adapters_wait_for_is_named,
 )
 
 

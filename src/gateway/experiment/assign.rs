@@ -19,7 +19,7 @@ use super::ledger::{Ending, Observation};
 use super::plan::{ArmPlan, ExperimentPlan};
 use super::shadow::CopyInFlight;
 use super::state::{ExperimentState, Phase, Progress};
-use super::unit::Unit;
+use super::unit::{Unit, group_of};
 use crate::config::Config;
 use sluice_core::base::ModelId;
 
@@ -85,9 +85,9 @@ impl Assigned {
         &self.experiment.plan.arms[self.arm]
     }
 
-    /// The group of its unit.
-    pub fn group(&self) -> usize {
-        self.experiment.plan.hash.group(self.unit)
+    /// The cell of its unit.
+    pub fn cell(&self) -> u16 {
+        self.experiment.plan.hash.cell(self.unit)
     }
 
     /// The shadow arms that get a copy of a request now. `id` is different for every request.
@@ -109,7 +109,7 @@ impl Assigned {
         if self.measured {
             let was_served = observation.ending == Ending::Completed && !observation.fell_back;
             if let Some(id) = request_id.filter(|_| was_served) {
-                self.experiment.state.note_answer(id, self.arm, observation.group);
+                self.experiment.state.note_answer(id, self.arm, group_of(observation.cell));
             }
             self.experiment.state.observe(&self.experiment.plan, self.arm, observation);
         }

@@ -11,8 +11,7 @@
 //!   that of the sum over groups of their parts in it (linearization).
 //! - *How many times as many*: if the arms do not differ, the second arm has the same share of the failures as of the
 //!   requests. Exact for rare events, and without a model of how often they happen. If failures of one unit come
-//!   together, they count less, by the design effect: the variance of the ratio of both rates between groups, each beside its
-//!   own number of requests, over that of independent failures.
+//!   together, they count less, by the design effect: the variance between groups over that of independent failures.
 //! - *The mix*: the share of requests in each arm against the configured share (sample ratio mismatch), by the same test.
 
 use sluice_core::stats::{Estimate, always_valid};
@@ -26,9 +25,7 @@ use super::unit::GROUPS;
 const GROUPS_MIN: usize = 12;
 /// Values that an arm must have before anything is said: the logarithms of that many are normal enough on average.
 const VALUES_MIN: f64 = 100.0;
-/// The same of groups with requests, before an arm is stopped for its failures: it must be stopped after few requests.
-const SURGE_GROUPS_MIN: usize = 5;
-/// How many times as often as in the control is found soonest by [`Rates::surge`]: an arm that is broken fails that often.
+/// How many times as often as in the control is found soonest by [`Pair::surge`]: an arm that is broken fails that often.
 const SEVERAL: f64 = 4.0;
 
 /// The second arm over the first, minus 1, with the variance of its logarithm.
@@ -53,6 +50,8 @@ pub struct Pair<'a> {
     pub clustered: bool,
     /// Confidence of each single interval, at all times.
     pub confidence: f64,
+    /// The second arm's share of the units of both, as configured; `None`: every request is a unit, or units are in both arms.
+    pub share: Option<f64>,
 }
 
 impl Pair<'_> {
@@ -65,6 +64,26 @@ impl Pair<'_> {
     /// How often requests fail.
     pub fn failures(&self) -> Rates {
         self.rates((&self.control.failed, &self.control.ended), (&self.arm.failed, &self.arm.ended))
+    }
+
+    /// ln of the evidence that requests fail more often than in the control, where [`SEVERAL`] times as often is found soonest.
+    /// Where a unit has several requests, units with a failure are counted: each is in the arm with its configured share,
+    /// whatever its requests have in common.
+    pub fn surge(&self) -> f64 {
+        let (arm, both, expected) = match self.share {
+            Some(share) => {
+                let [control, arm] = [self.control, self.arm].map(|ledger| ledger.failed_units.count());
+                (arm, control + arm, share)
+            }
+            // Copies are in both arms.
+            None if self.clustered => return self.failures().evidence,
+            None => {
+                let [control, arm] =
+                    [self.control, self.arm].map(|ledger| (ledger.failed.total(), ledger.ended.total()));
+                (arm.0, control.0 + arm.0, arm.1 / (control.1 + arm.1))
+            }
+        };
+        always_valid::excess(arm, both, expected, SEVERAL * expected / (SEVERAL * expected + 1.0 - expected))
     }
 
     /// How often requests miss their objectives.
@@ -97,10 +116,8 @@ impl Pair<'_> {
         let expected = arm_all / (all + arm_all);
         let effect = if self.clustered { together([control, arm]) } else { 1.0 };
         let (hits, count) = (arm_events / effect, (events + arm_events) / effect);
-        let many = SEVERAL * expected / (SEVERAL * expected + 1.0 - expected);
-        // With few units, the arms' shares of the requests still change much, and no variance is known.
-        let units = [control.1, arm.1].map(Counts::groups).into_iter().min().unwrap_or_default();
-        let enough = |least: usize| if self.clustered && units < least { 0.0 } else { 1.0 };
+        // Whether events of a unit come together is known from units that have some.
+        let is_early = self.clustered && control.0.groups_with(arm.0) < GROUPS_MIN;
         let share = always_valid::share(hits, count, self.confidence);
         // A share s of the events in the arm: s / (1 - s) times as many, for as many requests in both.
         let times = |share: f64| share / (1.0 - share) * (1.0 - expected) / expected;
@@ -109,8 +126,7 @@ impl Pair<'_> {
             control: rate(events, all),
             arm: rate(arm_events, arm_all),
             times: Estimate { value: times(share.value), low: times(share.low), high: times(share.high) },
-            evidence: enough(GROUPS_MIN) * always_valid::excess(hits, count, expected, expected),
-            surge: enough(SURGE_GROUPS_MIN) * always_valid::excess(hits, count, expected, many),
+            evidence: if is_early { 0.0 } else { always_valid::excess(hits, count, expected, expected) },
         }
     }
 }
@@ -176,13 +192,11 @@ pub struct Rates {
     pub times: Estimate,
     /// ln of the evidence that it is more often than in the control.
     pub evidence: f64,
-    /// The same, where [`SEVERAL`] times as often and more is found soonest.
-    pub surge: f64,
 }
 
-/// How many events are worth one independent event, since those of one unit may come together: the variance of the
-/// logarithm of the ratio of both rates, over what it is for independent events. The variance of a rate is that of what the
-/// groups have beyond the rate times their requests. 1 or more. Each side: the events and all requests.
+/// How many events are worth one independent event, since those of one unit may come together: the variance, between groups, of
+/// what they have beyond the rate times their requests, over that of independent events (index of dispersion). 1 or more. One
+/// number for both arms: by chance one of them may have small units only. Each side: the events and all requests.
 fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
     let (mut variance, mut independent) = (0.0, 0.0);
     for (events, all) in sides {
@@ -193,8 +207,8 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
         let groups = all.groups() as f64;
         let spread: f64 = events.0.iter().zip(&all.0).map(|(one, all)| (one - rate * all).powi(2)).sum();
         // A single group shows nothing: as if all were of one unit.
-        variance += if groups > 1.0 { spread * groups / (groups - 1.0) / (count * count) } else { 1.0 };
-        independent += 1.0 / count;
+        variance += if groups > 1.0 { spread * groups / (groups - 1.0) } else { count * count };
+        independent += count;
     }
     if independent > 0.0 { (variance / independent).max(1.0) } else { 1.0 }
 }

@@ -1,10 +1,11 @@
-//! Counts of events, by the group of the unit that they belong to (see [`unit`](super::unit)).
+//! Counts of events, by the group of the unit that they belong to (see [`unit`](super::unit)), and of units.
 //!
-//! The spread between groups shows how far events of one unit come together. Bounds: one number for each group.
+//! The spread between groups shows how far events of one unit come together. Bounds: one number for each group; one bit for
+//! each cell of units.
 
 use serde::{Deserialize, Serialize};
 
-use super::unit::GROUPS;
+use super::unit::{CELLS, GROUPS};
 
 /// Counts of one kind of event, by group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,8 +22,31 @@ impl Counts {
         self.0.iter().sum()
     }
 
+    /// Groups that have any here or there.
+    pub(super) fn groups_with(&self, other: &Self) -> usize {
+        self.0.iter().zip(&other.0).filter(|(one, other)| **one + **other > 0.0).count()
+    }
+
     /// Groups that have any.
     pub(super) fn groups(&self) -> usize {
         self.0.iter().filter(|count| **count > 0.0).count()
+    }
+}
+
+/// The cells that have a unit of some kind. Units that share a cell count once: of `n` units in [`CELLS`] cells about n / 2 CELLS
+/// of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct UnitCells(Vec<u64>);
+
+impl UnitCells {
+    pub(super) fn insert(&mut self, cell: u16) {
+        // Most experiments never need them.
+        self.0.resize(CELLS / 64, 0);
+        self.0[usize::from(cell) / 64] |= 1 << (cell % 64);
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> f64 {
+        self.0.iter().map(|word| word.count_ones()).sum::<u32>().into()
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! | cause | symptom |
 //! |---|---|
-//! | slots | more adapters have requests than the engine has slots (`--max-loras`): requests of the others are deferred |
+//! | slots | more adapters are used than the engine has slots (`--max-loras`): while all slots are in use, requests are deferred |
 //! | cold loads | more adapters are used than host memory holds (`--max-cpu-loras`): some are read from disk again, all wait |
 //! | rank | the engine computes with a larger rank (`--max-lora-rank`) than that of the adapter |
 //! | kernels | TPOT is worse, and statistically certain: a step with any adapter runs the LoRA kernels for all of its requests |
@@ -43,9 +43,10 @@ pub struct EngineAdapters {
     pub host: Option<u64>,
     /// The rank with which the engine computes (`--max-lora-rank`), where that is known.
     pub rank: Option<u32>,
-    /// Adapters with requests that run or wait, each with its own rank where that is known.
+    /// Adapters with requests that have begun, each with its own rank where that is known. vLLM learns of a request with its first
+    /// output, so adapters whose requests are all deferred are missing.
     pub in_use: Vec<(String, Option<u32>)>,
-    /// Whether requests are deferred; `None`: the engine does not say.
+    /// Whether requests are deferred; `None`: the engine does not say (old versions of vLLM).
     pub defers: Option<bool>,
 }
 
@@ -58,12 +59,10 @@ pub struct EngineLooks {
     rank: Option<u32>,
     /// The rank of the arm's adapter.
     own_rank: Option<u32>,
-    /// Looks at which the arm's adapter had requests.
+    /// Looks at which the arm's adapter had requests or requests were deferred.
     looks: u64,
-    /// Those of them at which more adapters had requests than there are slots.
+    /// Those of them at which requests were deferred while all slots were in use.
     crowded: u64,
-    /// The most adapters with requests at once.
-    most: u64,
     /// All adapters that had requests.
     names: Vec<String>,
 }
@@ -82,17 +81,7 @@ impl EngineLooks {
             (None, Some((_, own_rank))) if all.len() < MAX_ENGINES => {
                 let EngineAdapters { backend, slots, host, rank, .. } = engine;
                 let (backend, slots, host, rank, own_rank) = (backend.clone(), *slots, *host, *rank, *own_rank);
-                all.push(Self {
-                    backend,
-                    slots,
-                    host,
-                    rank,
-                    own_rank,
-                    looks: 0,
-                    crowded: 0,
-                    most: 0,
-                    names: Vec::new(),
-                });
+                all.push(Self { backend, slots, host, rank, own_rank, looks: 0, crowded: 0, names: Vec::new() });
                 all.len() - 1
             }
             (None, _) => return,
@@ -103,12 +92,13 @@ impl EngineLooks {
                 looks.names.push(name.clone());
             }
         }
-        if own.is_some() {
-            let used = engine.in_use.len() as u64;
-            looks.looks += 1;
-            looks.most = looks.most.max(used);
-            looks.crowded += u64::from(used > engine.slots && engine.defers != Some(false));
-        }
+        let used = engine.in_use.len() as u64;
+        let is_crowded = match engine.defers {
+            Some(defers) => defers && used >= engine.slots,
+            None => used > engine.slots,
+        };
+        looks.looks += u64::from(own.is_some() || is_crowded);
+        looks.crowded += u64::from(is_crowded);
     }
 
     fn crowding(&self) -> f64 {
@@ -161,12 +151,14 @@ pub fn diagnose(
 }
 
 fn slots(looks: &EngineLooks) -> Option<String> {
-    let EngineLooks { backend, slots, most, .. } = looks;
-    let crowding = looks.crowding();
-    (looks.looks >= LOOKS_MIN && crowding >= CROWDED_MIN).then(|| {
+    let EngineLooks { backend, slots, names, .. } = looks;
+    let (used, crowding) = (names.len(), looks.crowding());
+    // Requests are deferred for other reasons, too, such as a grammar that is compiled.
+    (looks.looks >= LOOKS_MIN && crowding >= CROWDED_MIN && used as u64 > *slots).then(|| {
         format!(
-            "too few adapter slots: {backend} has max-loras {slots}, and up to {most} adapters had requests at once (more than \
-             there are slots in {} of {} scrapes), so that requests of one wait until the others have none left; start it with max-loras {most}, or keep the adapters on engines of their own",
+            "too few adapter slots: {backend} has max-loras {slots}, and {used} adapters were used on it; in {} of {} scrapes \
+             requests were deferred while all slots were in use: those of one adapter wait until another has none left; start it \
+             with max-loras {used}, or keep the adapters on engines of their own",
             percent(crowding),
             looks.looks
         )
@@ -252,16 +244,25 @@ mod tests {
     }
 
     #[test]
-    fn more_adapters_than_slots_are_named_with_the_engine_and_what_to_set() {
-        let crowded = engine("p/a", 1, Some(4), &["chat", "lora"]);
-        let found = causes_of(std::slice::from_ref(&crowded), 10);
+    fn too_few_slots_are_named_with_the_engine_and_what_to_set() {
+        // As vLLM shows it: the adapter that waits is not listed, and requests are deferred.
+        let of = |slots, names: &[&str], defers| EngineAdapters { defers, ..engine("p/a", slots, Some(4), names) };
+        let turns = |slots, defers| [of(slots, &["chat"], defers), of(slots, &["lora"], defers)];
+        let found = causes_of(&turns(1, Some(true)), 10);
         assert_eq!(kinds(&found), [Cause::Slots]);
         let said = &found[0].sentence;
-        assert!(said.contains("p/a has max-loras 1, and up to 2 adapters") && said.contains("max-loras 2"), "{said}");
-        assert_eq!(causes_of(std::slice::from_ref(&crowded), 9), [], "too few looks");
-        assert_eq!(causes_of(&[EngineAdapters { defers: Some(false), ..crowded.clone() }], 50), [], "none is deferred");
-        assert_eq!(causes_of(&[engine("p/a", 2, Some(4), &["chat", "lora"])], 50), []);
-        assert_eq!(causes_of(&[engine("p/a", 1, Some(4), &["chat", "other"])], 50), [], "not the adapter of the arm");
+        assert!(
+            said.contains("p/a has max-loras 1, and 2 adapters were used") && said.contains("max-loras 2"),
+            "{said}"
+        );
+        assert_eq!(causes_of(&turns(1, Some(true)), 4), [], "too few looks");
+        assert_eq!(causes_of(&turns(1, Some(false)), 50), [], "none is deferred");
+        assert_eq!(causes_of(&turns(2, Some(true)), 50), [], "a slot is free: they are deferred for another reason");
+        assert_eq!(causes_of(&[of(1, &["lora"], Some(true))], 50), [], "no other adapter is used");
+        assert_eq!(causes_of(&[of(1, &["chat", "other"], Some(true))], 50), [], "not the adapter of the arm");
+        // An engine that does not say whether it defers, and lists more adapters than it has slots.
+        assert_eq!(kinds(&causes_of(&[of(1, &["chat", "lora"], None)], 10)), [Cause::Slots]);
+        assert_eq!(causes_of(&turns(1, None), 50), []);
     }
 
     #[test]
@@ -316,7 +317,7 @@ mod tests {
             let time = 0.01 * (1.0 + 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
             let observation = Observation {
                 class: 0,
-                group: number / 2 % 64,
+                cell: (number / 2 % 64) as u16,
                 values: [Some(time); Quantity::ALL.len()],
                 ending: Ending::Completed,
                 missed: None,

@@ -6,13 +6,13 @@
 //! sum of logarithms: the ratio of two geometric means is the factor by which one arm is slower, and the heaviest tail cannot
 //! dominate it. Quantiles come from histograms with bins of 5 %.
 //!
-//! Bounds: about 110 KiB for each arm, whatever the number of requests.
+//! Bounds: about 120 KiB for each arm, whatever the number of requests.
 
 use serde::{Deserialize, Serialize};
 
-use super::counts::Counts;
+use super::counts::{Counts, UnitCells};
 use super::quality::Quality;
-use super::unit::GROUPS;
+use super::unit::{GROUPS, group_of};
 use sluice_core::openai::Answer;
 
 /// Upper bounds of prompt tokens of the length classes; the last class has none.
@@ -91,8 +91,8 @@ pub enum Ending {
 pub struct Observation {
     /// Length class of its prompt.
     pub class: usize,
-    /// Group of its unit.
-    pub group: usize,
+    /// Cell of its unit.
+    pub cell: u16,
     /// What was measured, in the order of [`Quantity::ALL`].
     pub values: [Option<f64>; Quantity::ALL.len()],
     /// How it ended.
@@ -180,6 +180,9 @@ pub struct ArmLedger {
     pub(super) ended: Counts,
     /// Those that failed.
     pub(super) failed: Counts,
+    /// Units with a request that failed.
+    #[serde(default)]
+    pub(super) failed_units: UnitCells,
     /// Those with objectives.
     pub(super) judged: Counts,
     /// Those that missed one.
@@ -200,12 +203,15 @@ pub struct ArmLedger {
 impl ArmLedger {
     /// Counts one finished request.
     pub fn add(&mut self, observation: &Observation) {
-        let group = observation.group;
+        let group = group_of(observation.cell);
         self.requests.0[group] += 1.0;
         let failed = observation.is_failure();
         if failed || observation.ending == Ending::Completed {
             self.ended.0[group] += 1.0;
             self.failed.0[group] += f64::from(u8::from(failed));
+        }
+        if failed {
+            self.failed_units.insert(observation.cell);
         }
         if observation.fell_back {
             self.fell_back += 1.0;

@@ -33,10 +33,10 @@ fn arm_of(set: &ExperimentSet, user: u64) -> Option<(String, usize)> {
 }
 
 /// A completed request that took so long in every way.
-fn completed(seconds: f64, group: usize, answer: Answer) -> Observation {
+fn completed(seconds: f64, cell: u16, answer: Answer) -> Observation {
     Observation {
         class: 0,
-        group,
+        cell,
         values: [Some(seconds); Quantity::ALL.len()],
         ending: Ending::Completed,
         missed: None,
@@ -126,7 +126,7 @@ fn groups_are_independent_of_arms_and_equally_large() {
     let mut counts = [[0u32; unit::GROUPS]; 2];
     for number in 0..640_000u64 {
         let unit = Unit::new(&number.to_le_bytes());
-        counts[usize::from(hash.draw(unit) < 0.4)][hash.group(unit)] += 1;
+        counts[usize::from(hash.draw(unit) < 0.4)][super::unit::group_of(hash.cell(unit))] += 1;
     }
     // Means of 6,000 and 4,000; six standard deviations.
     assert!(counts[0].iter().all(|count| (5_535..6_465).contains(count)), "{:?}", counts[0]);
@@ -199,12 +199,12 @@ fn with_answers(keys: &str, answer: impl Fn(usize, usize) -> (Answer, bool)) -> 
     experiments.configure(&config(&experiment("x", keys)));
     let x = experiments.find("x").unwrap();
     for number in 0..8_000_usize {
-        let (arm, group) = (number % 2, number / 2 % 64);
+        let (arm, cell) = (number % 2, (number / 2 % 64) as u16);
         let seconds = 0.1 * (1.0 - 0.2 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
         let (answer, bad) = answer(arm, number / 2);
-        x.state.observe(&x.plan, arm, &completed(seconds, group, answer));
+        x.state.observe(&x.plan, arm, &completed(seconds, cell, answer));
         let id = format!("request-{number}");
-        x.state.note_answer(&id, arm, group);
+        x.state.note_answer(&id, arm, cell.into());
         assert_eq!(x.state.rate(&id, !bad), Some(arm));
     }
     x
@@ -309,7 +309,7 @@ fn a_share_of_the_requests_is_copied_and_a_shadow_arm_is_not_promoted_by_itself(
     for number in 0..4_000_usize {
         let arm = number % 2;
         let seconds = 0.1 * (1.0 - 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
-        x.state.observe(&x.plan, arm, &completed(seconds, number / 2 % 64, WHOLE));
+        x.state.observe(&x.plan, arm, &completed(seconds, (number / 2 % 64) as u16, WHOLE));
     }
     let comparison = &x.state.review(&x.plan, Timestamp::UNIX_EPOCH)[0];
     assert_eq!((comparison.conclusion, comparison.mismatch), (Conclusion::Better, None));

@@ -13,8 +13,10 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Groups that the units of an arm are measured in, see [`UnitHash::group`].
+/// Groups that the units of an arm are measured in, see [`group_of`].
 pub const GROUPS: usize = 64;
+/// Cells that units fall into, see [`UnitHash::cell`].
+pub const CELLS: usize = 1 << 16;
 
 /// A unit's name as bytes, hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +53,20 @@ impl UnitHash {
         share_of(xxh3_64_with_seed(&unit.0.to_le_bytes(), self.salt))
     }
 
-    /// The group that its measurements are added to. All requests of a unit are in one group, so that the spread between
-    /// groups contains what requests of one unit have in common. Independent of the arm.
-    pub fn group(&self, unit: Unit) -> usize {
-        // `draw` uses the upper 53 bits.
-        (xxh3_64_with_seed(&unit.0.to_le_bytes(), self.salt) % GROUPS as u64) as usize
+    /// The cell of a unit: one of [`CELLS`], independent of the arm. In few units no two share one.
+    pub fn cell(&self, unit: Unit) -> u16 {
+        xxh3_64_with_seed(&unit.0.to_le_bytes(), !self.salt) as u16
     }
+}
+
+/// The group that the measurements of the units of a cell are added to. All requests of a unit are in one group, so that the
+/// spread between groups contains what requests of one unit have in common.
+pub fn group_of(cell: u16) -> usize {
+    usize::from(cell) % GROUPS
 }
 
 fn share_of(hash: u64) -> f64 {
     (hash >> 11) as f64 / (1u64 << 53) as f64
 }
 
-const _: () = assert!(GROUPS <= 1 << 11 && GROUPS.is_power_of_two());
+const _: () = assert!(GROUPS.is_power_of_two() && CELLS == u16::MAX as usize + 1);

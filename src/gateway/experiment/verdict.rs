@@ -11,9 +11,9 @@
 //! | no difference within x % | otherwise, every latency is certainly within the minimum effect |
 //! | not yet | anything else |
 //!
-//! A guardrail stops an arm when harm is certain by these comparisons, or by a test of failures of its own, which finds an arm
-//! that fails several times as often soonest. That test has another 1 - confidence: if the arms do not differ, that is the chance
-//! that it ever stops one. A stop is no verdict: it sends the requests of the arm back.
+//! A guardrail stops an arm when harm is certain. It has parts of 1 - confidence of its own: most of it for a test that finds an arm
+//! that fails several times as often soonest, the rest for fewer failures more and for missed objectives. So an arm that does not
+//! differ is ever stopped with a probability of at most 1 - confidence. A stop is no verdict: it sends the requests of the arm back.
 //!
 //! Quality is shown beside speed and is no part of the verdict: answers that are cut off, refused or rated as bad, each
 //! compared by itself. An arm whose answers are certainly worse is not promoted by itself.
@@ -34,6 +34,10 @@ use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
 const FAILURES_PART: f64 = 0.4;
 /// The part for each other comparison.
 const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as f64;
+/// The guardrail's part for [`Pair::surge`].
+const SURGE_PART: f64 = 0.75;
+/// The guardrail's part for any more failures, and for missed objectives.
+const GUARD_PART: f64 = (1.0 - SURGE_PART) / 2.0;
 /// Confidence with which the mix must be wrong: it is checked in every experiment, and a false alarm costs trust.
 const MISMATCH: f64 = 0.999;
 /// What the rates of [`Comparison::quality`] are of.
@@ -116,7 +120,9 @@ pub fn compare(plan: &ExperimentPlan, arms: &[ArmLedger]) -> Vec<Comparison> {
 fn of_arm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Comparison {
     let pair = pair(plan, arms, arm, OTHERS_PART);
     let findings: Vec<Finding> = Quantity::ALL.iter().map(|quantity| finding(plan, &pair, *quantity)).collect();
-    let (failures, misses) = harm(plan, arms, arm);
+    let sure = |pair: &Pair<'_>, rates: Rates| (rates, is_sure(pair, &rates));
+    let of_failures = self::pair(plan, arms, arm, FAILURES_PART);
+    let (failures, misses) = (sure(&of_failures, of_failures.failures()), sure(&pair, pair.misses()));
     let judged = || findings.iter().filter_map(|finding| finding.conclusion);
     let conclusion = match () {
         () if failures.1 || misses.1 || judged().any(|one| one == Conclusion::Worse) => Conclusion::Worse,
@@ -124,7 +130,7 @@ fn of_arm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Comparison {
         () if judged().all(|one| one == Conclusion::NoDifference) => Conclusion::NoDifference,
         () => Conclusion::NotYet,
     };
-    let expected = plan.arms[arm].share / (plan.arms[0].share + plan.arms[arm].share);
+    let expected = share(plan, arm);
     let mix = Pair { confidence: MISMATCH, ..pair }.mix();
     Comparison {
         arm,
@@ -135,45 +141,45 @@ fn of_arm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Comparison {
         quality: pair.quality().map(|rates| (rates, is_sure(&pair, &rates))),
         // How many copies there are depends on the room for them.
         mismatch: (plan.arms[arm].shadow.is_none() && !mix.contains(expected)).then_some(mix),
-        broken: broken(plan, failures, misses),
+        broken: guard(plan, arms, arm),
     }
+}
+
+/// The configured share of an arm in the units of the arm and the control.
+fn share(plan: &ExperimentPlan, arm: usize) -> f64 {
+    plan.arms[arm].share / (plan.arms[0].share + plan.arms[arm].share)
 }
 
 /// The comparison of an arm that may be wrong with this part of 1 - confidence.
 fn pair<'a>(plan: &ExperimentPlan, arms: &'a [ArmLedger], arm: usize, part: f64) -> Pair<'a> {
     let confidence = 1.0 - part * (1.0 - each_of(plan.arms.len() - 1, plan.rules.confidence));
     let clustered = plan.sticky != Sticky::Request;
-    Pair { control: &arms[0], arm: &arms[arm], clustered, confidence }
+    let share = (clustered && plan.arms[arm].shadow.is_none()).then(|| share(plan, arm));
+    Pair { control: &arms[0], arm: &arms[arm], clustered, confidence, share }
 }
 
 /// The guardrail that an arm has broken. Cheap: asked after every request that failed or missed an objective.
 pub fn guard(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Option<&'static str> {
-    let (failures, misses) = harm(plan, arms, arm);
-    broken(plan, failures, misses)
-}
-
-/// Failures and missed objectives, and whether they are more than in the control for sure.
-fn harm(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> ((Rates, bool), (Rates, bool)) {
-    let sure = |pair: &Pair<'_>, rates: Rates| (rates, is_sure(pair, &rates));
-    let [failures, misses] = [FAILURES_PART, OTHERS_PART].map(|part| pair(plan, arms, arm, part));
-    (sure(&failures, failures.failures()), sure(&misses, misses.misses()))
+    let guardrail = &plan.rules.guardrail;
+    let [surge, other] = [SURGE_PART, GUARD_PART].map(|part| pair(plan, arms, arm, part));
+    let (failures, misses) = (other.failures(), other.misses());
+    let by = |rates: &Rates, most: f64| rates.arm - rates.control >= most;
+    match () {
+        () if by(&failures, guardrail.errors) && (is_certain(&surge, surge.surge()) || is_sure(&other, &failures)) => {
+            Some("errors")
+        }
+        () if by(&misses, guardrail.slo_misses) && is_sure(&other, &misses) => Some("slo_misses"),
+        () => None,
+    }
 }
 
 /// Whether it is certain that something happens more often than in the control.
 fn is_sure(pair: &Pair<'_>, rates: &Rates) -> bool {
-    rates.evidence > -(1.0 - pair.confidence).ln()
+    is_certain(pair, rates.evidence)
 }
 
-fn broken(plan: &ExperimentPlan, failures: (Rates, bool), misses: (Rates, bool)) -> Option<&'static str> {
-    let guardrail = &plan.rules.guardrail;
-    let by = |(rates, sure): (Rates, bool), most: f64| sure && rates.arm - rates.control >= most;
-    let chance = 1.0 - each_of(plan.arms.len() - 1, plan.rules.confidence);
-    let surge = failures.0.surge > -chance.ln();
-    match () {
-        () if by((failures.0, failures.1 || surge), guardrail.errors) => Some("errors"),
-        () if by(misses, guardrail.slo_misses) => Some("slo_misses"),
-        () => None,
-    }
+fn is_certain(pair: &Pair<'_>, evidence: f64) -> bool {
+    evidence > -(1.0 - pair.confidence).ln()
 }
 
 fn finding(plan: &ExperimentPlan, pair: &Pair<'_>, quantity: Quantity) -> Finding {

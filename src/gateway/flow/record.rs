@@ -210,7 +210,7 @@ impl Record {
         let tokens = self.generated_tokens();
         Observation {
             class: ledger::length_class(self.estimate.map_or(0, |estimate| estimate.tokens)),
-            group: assigned.group(),
+            cell: assigned.cell(),
             values: [
                 ttft.map(seconds),
                 completed.and_then(|stats| stats.tpot).map(seconds),

@@ -95,7 +95,7 @@ fn experiment() -> ExperimentReport {
         let seconds = 0.1 * (1.0 + 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
         let observation = Observation {
             class: 0,
-            group: number / 2 % 64,
+            cell: (number / 2 % 64) as u16,
             values: [Some(seconds); Quantity::ALL.len()],
             ending: Ending::Completed,
             missed: None,

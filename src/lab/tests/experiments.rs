@@ -119,7 +119,7 @@ fn two_adapters_wait_for_one_slot_which_is_named_and_with_two_the_wait_is_gone()
     };
     let (slow, deferred, cause) = with_slots("1");
     let cause = cause.expect("the slot limit is named");
-    assert!(cause.contains("gpu0 has max-loras 1, and up to 2 adapters"), "{cause}");
+    assert!(cause.contains("gpu0 has max-loras 1, and 2 adapters were used on it"), "{cause}");
     assert!(slow > 0.3 && deferred > 100.0, "{slow} {deferred}");
     let (fast, deferred, cause) = with_slots("2");
     assert_eq!((cause, deferred), (None, 0.0));

@@ -378,11 +378,11 @@ impl Engine {
         self.prefix
     }
 
-    /// Adapters of the running and of the waiting sequences, each sorted and deduplicated.
-    pub fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
-        let running = self.distinct(self.running.iter().copied());
-        let waiting = self.waiting.slots().chain(self.staged.iter().copied()).chain(self.fresh.iter().copied());
-        (running, self.distinct(waiting))
+    /// The adapters that vLLM's metrics list, sorted: those of sequences with an output token. It learns of a request with its
+    /// first output, so an adapter whose requests are all deferred is not among them.
+    pub fn adapters(&self) -> Vec<u16> {
+        let sequences = self.running.iter().copied().chain(self.waiting.slots());
+        self.distinct(sequences.filter(|slot| self.sequences[*slot as usize].generated > 0))
     }
 
     pub(super) fn distinct(&self, slots: impl Iterator<Item = Slot>) -> Vec<u16> {

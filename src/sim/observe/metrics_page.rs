@@ -307,11 +307,12 @@ impl Page<'_> {
         if self.facts.max_loras > 0 {
             self.head("lora_requests_info", "gauge", "Adapters that run and wait; the latest sample counts.");
             let most = self.facts.max_loras;
-            for ((running, waiting), seen) in &stats.adapters {
+            // Both labels of vLLM have the names of all.
+            for (names, seen) in &stats.adapters {
                 let _ = writeln!(
                     self.out,
-                    "vllm:lora_requests_info{{max_lora=\"{most}\",running_lora_adapters=\"{running}\",\
-                     waiting_lora_adapters=\"{waiting}\"}} {}",
+                    "vllm:lora_requests_info{{max_lora=\"{most}\",running_lora_adapters=\"{names}\",\
+                     waiting_lora_adapters=\"{names}\"}} {}",
                     Number(*seen)
                 );
             }

@@ -130,8 +130,8 @@ pub(crate) struct Gauges {
 pub(crate) struct Stats {
     /// Taken after each step.
     pub(crate) gauges: Gauges,
-    /// Combinations of running and waiting adapters (comma-separated names), with the Unix time at which each was last seen.
-    pub(crate) adapters: BTreeMap<(String, String), f64>,
+    /// Combinations of adapters with requests (comma-separated names), with the Unix time at which each was last seen.
+    pub(crate) adapters: BTreeMap<String, f64>,
     /// Tokens looked up in the prefix cache, and found there.
     pub(crate) prefix: (u64, u64),
     /// Sleep level, if it sleeps.
@@ -216,8 +216,8 @@ impl Stats {
         self.itl.observe(after.as_secs_f64());
     }
 
-    /// Records which adapters run and wait. vLLM keeps all combinations; here the latest [`MAX_ADAPTER_SETS`] are kept.
-    pub(crate) fn record_adapters(&mut self, names: (String, String), now: f64) {
+    /// Records which adapters have requests. vLLM keeps all combinations; here the latest [`MAX_ADAPTER_SETS`] are kept.
+    pub(crate) fn record_adapters(&mut self, names: String, now: f64) {
         self.adapters.insert(names, now);
         while self.adapters.len() > MAX_ADAPTER_SETS {
             let oldest = self.adapters.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(names, _)| names.clone());

@@ -367,14 +367,10 @@ impl EngineLoop {
         let prefix = engine.prefix();
         stats.prefix = (prefix.queries, prefix.hits);
         if self.shared.config.lora {
-            let (running, waiting) = engine.adapters();
             let adapters = self.shared.adapters.lock();
-            let names = |ids: Vec<u16>| {
-                let name = |id: u16| Some(adapters.get(usize::from(id))?.as_ref()?.0.as_str());
-                ids.into_iter().filter_map(name).collect::<Vec<_>>().join(",")
-            };
-            let key = (names(running), names(waiting));
-            stats.record_adapters(key, unix_seconds());
+            let name = |id: u16| Some(adapters.get(usize::from(id))?.as_ref()?.0.as_str());
+            let names: Vec<&str> = engine.adapters().into_iter().filter_map(name).collect();
+            stats.record_adapters(names.join(","), unix_seconds());
         }
         let running = stats.gauges.running;
         drop(stats);

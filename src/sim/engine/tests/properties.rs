@@ -116,7 +116,10 @@ impl Watched {
         prop_assert!(outcome.load.tokens > 0 && outcome.load.tokens <= config.max_num_batched_tokens);
         prop_assert!(outcome.load.sequences <= config.max_num_seqs);
         prop_assert!(self.engine.running.len() <= config.max_num_seqs as usize);
-        prop_assert!(outcome.admitted.is_empty() || config.max_loras as usize >= self.engine.adapters().0.len());
+        prop_assert!(
+            outcome.admitted.is_empty()
+                || config.max_loras as usize >= self.engine.distinct(self.engine.running.iter().copied()).len()
+        );
         for admitted in &outcome.admitted {
             // It may have left since the plan was made.
             let Some((left, request)) = self.left.get(&admitted.id) else { continue };
