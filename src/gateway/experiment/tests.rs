@@ -121,6 +121,15 @@ fn experiments_of_a_layer_never_share_a_unit_and_other_salts_assign_anew() {
 }
 
 #[test]
+fn few_units_share_a_cell() {
+    let hash = UnitHash::new("default", "salt");
+    let cells: std::collections::BTreeSet<u16> =
+        (0..1_000u64).map(|user| hash.cell(Unit::new(&user.to_le_bytes()))).collect();
+    // Expected: 1,000 - 1,000^2 / (2 x 65,536) = 992.
+    assert!(cells.len() > 980, "{}", cells.len());
+}
+
+#[test]
 fn groups_are_independent_of_arms_and_equally_large() {
     let hash = UnitHash::new("default", "x");
     let mut counts = [[0u32; unit::GROUPS]; 2];
