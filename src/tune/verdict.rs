@@ -95,9 +95,10 @@ pub(crate) async fn judge<B: Backend>(
     // After all that is measured, which a profiler slows down.
     if effort == Effort::Confirm
         && let Outcome::Measured { certified, .. } = &trial.outcome
-        && let Some(note) = system.profile(certified.map(|certified| certified.rate)).await?
     {
-        trial.notes.push(note);
+        let traced = system.profile(certified.map(|certified| certified.rate)).await;
+        // What was measured stays, even if the engine ends while it is traced.
+        trial.notes.extend(traced.unwrap_or_else(|error| Some(format!("no trace was recorded: {error}"))));
     }
     Ok(trial)
 }

@@ -119,11 +119,15 @@ async fn measure_runs(
             profile::start(&setup.client).await.map_err(failed)?;
         }
         let measured = measure(args, &title, plan, &setup.client, stop).await;
+        let mut traced = Ok(());
         if args.load.profile {
             eprintln!("waiting for the profiler, which writes its trace where the server's --profiler-config says");
-            profile::stop(&setup.client).await.map_err(failed)?;
+            traced = profile::stop(&setup.client).await;
         }
         let mut result = measured.map_err(usage)?;
+        if let Err(error) = traced {
+            result.warnings.push(format!("the trace may be missing: {error}"));
+        }
         setup.annotate(&mut result);
         for (status, reason) in setup.client.reasons() {
             result.warnings.push(format!("the first response with status {status} said: {reason}"));

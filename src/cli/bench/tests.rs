@@ -160,6 +160,28 @@ async fn the_error_of_a_refusing_server_is_quoted_and_fails_the_command() {
 }
 
 #[tokio::test]
+async fn a_profiler_that_does_not_stop_is_a_warning_and_the_result_is_kept() {
+    // The list of models, /start_profile, metrics, two requests, /stop_profile.
+    let engine = MockEngine::start(|number| MockResponse {
+        status: if number == 5 { 500 } else { 200 },
+        ..MockResponse::stream(completion_stream(3), Duration::ZERO)
+    })
+    .await;
+    let path = tempfile::tempdir().unwrap().keep().join("runs.json");
+    let url = engine.url();
+    let flags = ["--base-url", &url, "--model", "m", "--num-prompts", "2", "--random-input-len", "5", "--profile"];
+    let save = ["--save-result", "--result-filename", path.to_str().unwrap()];
+    assert_eq!(code(&[&flags[..], &save].concat()).await, (0, String::new()));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(engine.requests(), 6);
+    assert!(text.contains("\"completed\":2") || text.contains("\"completed\": 2"), "{text}");
+    assert!(
+        text.contains("the trace may be missing: ") && text.contains("/stop_profile returned status 500"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
 async fn an_unreachable_server_is_an_error_that_says_what_to_check() {
     let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     says(code(&["--base-url", &format!("http://{unused}"), "--model", "m"]).await, 1, "is the server running?");
