@@ -16,7 +16,7 @@
 //! Bounds: a command gets `control.timeout`, then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
 //! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open forever.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,7 @@ use async_trait::async_trait;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -50,6 +51,32 @@ pub(crate) const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) const ENDED_READINGS: u32 = 3;
 /// The placeholder that is replaced by the flags.
 const ARGS_PLACEHOLDER: &str = "{args}";
+
+/// The commands of all drivers that run now. They are not daemons: each is waited for by the call that spawned it, and
+/// that call would fail if another one reaped its command.
+static RUNNING: parking_lot::Mutex<BTreeSet<i32>> = parking_lot::Mutex::new(BTreeSet::new());
+
+/// A command that [`RUNNING`] lists until this is dropped.
+struct Running(Option<i32>);
+
+impl Running {
+    /// Spawns and lists it in one step, so that no reaping falls between the two.
+    fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
+        let mut running = RUNNING.lock();
+        let child = command.spawn()?;
+        let pid = child.id().and_then(|id| i32::try_from(id).ok());
+        running.extend(pid);
+        Ok((child, Self(pid)))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(pid) = self.0 {
+            RUNNING.lock().remove(&pid);
+        }
+    }
+}
 
 /// Controls one backend's engine through commands.
 #[derive(Debug)]
@@ -105,15 +132,15 @@ impl CommandDriver {
         }
         let program = program(&argv)?;
         let file = self.open_output().map_err(|error| failed(format!("{}: {error}", self.output.display())))?;
-        let mut command = tokio::process::Command::new(program);
+        let mut command = Command::new(program);
         command.args(&argv[1..]).env(MARK, self.mark()).env("SLUICE_BACKEND", &self.name).env("SLUICE_ARGS", &quoted);
         command.env("SLUICE_ARGS_JSON", serde_json::to_string(&settings.args).unwrap_or_default());
         let errors = file.try_clone().map_err(|error| failed(error.to_string()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| failed(format!("{}: {error}", argv[0])))?;
-        let group = child.id().and_then(|id| i32::try_from(id).ok());
+        let spawned = Running::spawn(&mut command).map_err(|error| failed(format!("{}: {error}", argv[0])))?;
+        let (mut child, running) = spawned;
         let Ok(ended) = timeout(self.commands.timeout, child.wait()).await else {
-            if let Some(group) = group {
+            if let Some(group) = running.0 {
                 // It is not reaped yet, so the process id is still its own.
                 let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
             }
@@ -123,6 +150,7 @@ impl CommandDriver {
                 "still running after {limit} s; it must exit once the engine is started or stopped"
             )));
         };
+        drop(running);
         self.reap_daemons();
         ended.map_err(|error| failed(error.to_string()))
     }
@@ -185,7 +213,9 @@ impl CommandDriver {
         let own = table::own_pid();
         let mark = self.mark();
         let mut daemons = self.daemons.lock();
-        let children: Vec<ProcessEntry> = table::all().into_iter().filter(|row| row.parent == own).collect();
+        let running = RUNNING.lock();
+        let is_orphan = |row: &ProcessEntry| row.parent == own && !running.contains(&row.pid);
+        let children: Vec<ProcessEntry> = table::all().into_iter().filter(is_orphan).collect();
         daemons.retain(|known| children.iter().any(|row| row.id() == *known));
         for row in children {
             if row.is_alive() && table::mark_of(row.pid).is_some_and(|found| found == mark) {
@@ -411,6 +441,28 @@ mod tests {
             assert!(Instant::now() < deadline, "the child outlived its command");
             sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_command_is_not_reaped_by_another_one_that_ends_first() {
+        let (folder, driver) = rig("true");
+        let up = folder.path().join("up");
+        let start = words(&["sh", "-c", "echo >$0; sleep 0.3", &up.display().to_string()]);
+        let none = EngineSettings::default();
+        let other = CommandDriver::new("short/gpu0", driver.commands.clone(), folder.path());
+        let ended = driver.run("start", &start, &none);
+        let meanwhile = async {
+            while !up.exists() {
+                sleep(Duration::from_millis(5)).await;
+            }
+            // Seen alive once, then as ended: this thread also runs the call that waits for it, so that call is late.
+            other.reap_daemons();
+            std::thread::sleep(Duration::from_millis(600));
+            other.reap_daemons();
+        };
+        let (ended, ()) = tokio::join!(ended, meanwhile);
+        assert!(ended.unwrap().success());
+        assert!(other.daemons.lock().is_empty());
     }
 
     #[tokio::test]
