@@ -116,12 +116,16 @@ mod tests {
         names.iter().map(|name| ((*name).to_owned(), None)).collect()
     }
 
-    /// A range of this many free ports.
+    /// A range of this many free ports, another one at each call: tests run side by side.
     fn range(length: u16) -> RangeInclusive<u16> {
-        let begin = 20_000 + (std::process::id() % 1_000) as u16 * 10;
+        static NEXT: parking_lot::Mutex<u16> = parking_lot::Mutex::new(0);
+        let mut next = NEXT.lock();
+        let begin = (*next).max(20_000 + (std::process::id() % 1_000) as u16 * 10);
         let starts = (begin..32_000).step_by(10);
         let free = starts.map(|first| first..=first + length - 1).find(|range| range.clone().all(is_free));
-        free.expect("some ports in a row are free")
+        let free = free.expect("some ports in a row are free");
+        *next = free.start() + 10;
+        free
     }
 
     #[test]

@@ -112,7 +112,13 @@ fn the_winner_and_the_default_are_traced_where_the_engines_have_a_profiler() {
     let ran = rig.tune(&["--real"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let traced = "the profiler traced 100 requests";
-    assert_eq!(rig.read("t.journal").matches(traced).count(), 2, "{}", rig.read("t.journal"));
+    let journal = rig.read("t.journal");
+    // On a busy machine the default may win; then there is only one setting to confirm.
+    let confirmed =
+        |setting: &str| journal.lines().any(|l| l.contains("\"effort\":\"confirm\"") && l.contains(setting));
+    let settings = ["\"setting\":{}", "max-num-seqs"].iter().filter(|setting| confirmed(setting)).count();
+    assert!(settings > 0, "{journal}");
+    assert_eq!(journal.matches(traced).count(), settings, "{journal}");
     assert!(ran.out.contains(traced), "{}", ran.out);
 }
 

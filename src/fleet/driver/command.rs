@@ -16,7 +16,7 @@
 //! Bounds: a command gets `control.timeout`, then its process group is killed; [`OUTPUT_MAX`] bytes of its output are
 //! kept. Output goes to a file, not a pipe, because a daemon that inherits a pipe would hold it open forever.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,11 +28,12 @@ use async_trait::async_trait;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::process::table::{self, MARK, ProcessEntry, ProcessId};
+use super::running_commands::{self, RunningCommand};
 use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
     Redactor, StartProgress, StopRules, Stopped, exposed,
@@ -51,32 +52,6 @@ pub(crate) const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) const ENDED_READINGS: u32 = 3;
 /// The placeholder that is replaced by the flags.
 const ARGS_PLACEHOLDER: &str = "{args}";
-
-/// The commands of all drivers that run now. They are not daemons: each is waited for by the call that spawned it, and
-/// that call would fail if another one reaped its command.
-static RUNNING: parking_lot::Mutex<BTreeSet<i32>> = parking_lot::Mutex::new(BTreeSet::new());
-
-/// A command that [`RUNNING`] lists until this is dropped.
-struct Running(Option<i32>);
-
-impl Running {
-    /// Spawns and lists it in one step, so that no reaping falls between the two.
-    fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
-        let mut running = RUNNING.lock();
-        let child = command.spawn()?;
-        let pid = child.id().and_then(|id| i32::try_from(id).ok());
-        running.extend(pid);
-        Ok((child, Self(pid)))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(pid) = self.0 {
-            RUNNING.lock().remove(&pid);
-        }
-    }
-}
 
 /// Controls one backend's engine through commands.
 #[derive(Debug)]
@@ -137,10 +112,10 @@ impl CommandDriver {
         command.env("SLUICE_ARGS_JSON", serde_json::to_string(&settings.args).unwrap_or_default());
         let errors = file.try_clone().map_err(|error| failed(error.to_string()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0).kill_on_drop(true);
-        let spawned = Running::spawn(&mut command).map_err(|error| failed(format!("{}: {error}", argv[0])))?;
+        let spawned = RunningCommand::spawn(&mut command).map_err(|error| failed(format!("{}: {error}", argv[0])))?;
         let (mut child, running) = spawned;
         let Ok(ended) = timeout(self.commands.timeout, child.wait()).await else {
-            if let Some(group) = running.0 {
+            if let Some(group) = running.group() {
                 // It is not reaped yet, so the process id is still its own.
                 let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
             }
@@ -213,7 +188,7 @@ impl CommandDriver {
         let own = table::own_pid();
         let mark = self.mark();
         let mut daemons = self.daemons.lock();
-        let running = RUNNING.lock();
+        let running = running_commands::all();
         let is_orphan = |row: &ProcessEntry| row.parent == own && !running.contains(&row.pid);
         let children: Vec<ProcessEntry> = table::all().into_iter().filter(is_orphan).collect();
         daemons.retain(|known| children.iter().any(|row| row.id() == *known));

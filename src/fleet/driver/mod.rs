@@ -15,6 +15,7 @@
 //!
 //! Draining is not part of a driver: requests end before [`Driver::stop`] is called.
 
+mod running_commands;
 mod command;
 mod external;
 mod failure;
