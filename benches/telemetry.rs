@@ -53,6 +53,7 @@ fn record() -> Record {
         stats: Some(stats),
         backend_ttft: Some(Duration::from_millis(29)),
         expected_cached: 0,
+        sequences: 1,
         slo_met: Some(true),
     }
 }

@@ -11,10 +11,11 @@
 //!                  |                      src/lab  gateway, load and engines
 //!        +---------+----------+           on virtual time            |
 //!        |                    |          /      |             \      |
-//!    src/fleet            src/gateway        src/bench            src/sim
-//!    engine processes     request path       load generator       simulated vLLM
+//!    src/fleet           src/online         src/bench            src/sim
+//!    engine processes    online tuner       load generator       simulated vLLM
 //!        |   \                |                 |                    |
-//!        |    `-------------> |                 |                    |
+//!        |    `---------> src/gateway           |                    |
+//!        |                request path          |                    |
 //!        +--------------------+--------+--------+--------------------+
 //!                                      |
 //!                                  src/core   units, statistics, OpenAI and vLLM formats, meter
@@ -29,7 +30,7 @@
 //! A crate uses only crates below it, so the compiler enforces the layers and a change rebuilds only what is above it.
 //! `bench` and `sim` check the gateway from outside, so they use `core` only. `lab` runs the gateway's request path, the load
 //! generator and simulated engines in one process on virtual time; `tune` searches for settings with it, or with real engines of
-//! `fleet`. Within a crate (except `fleet` and `sim`) modules are declared lowest layer first, and a file uses only modules
+//! `fleet`. `online` moves the gateway's own limits by what finished requests experienced; `serve` and `lab` run it. Within a crate (except `fleet` and `sim`) modules are declared lowest layer first, and a file uses only modules
 //! that are declared above its own. `tests/tidy` checks what the compiler does not.
 //!
 //! # Words
@@ -62,6 +63,8 @@
 //! | confidence sequence | an interval that contains the truth at all times together with the stated confidence |
 //! | scenario, its variants | input of `sluice lab`: configuration, engines and traffic; changes to them that are compared |
 //! | setting, space | keys and values that differ from the defaults; the settings that a tuner may try |
+//! | online tuner, controller | what moves the gateway's limits while requests run; its part for pools that serve the same models |
+//! | window, loss | requests that arrived since a moment; by how much a request missed its objectives |
 //! | trial | one setting, or one load of a search for a rate, and what came of it |
 //! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
 //! | record | what is kept of a request: exactly one each |
@@ -84,6 +87,7 @@ pub use sluice_core::{base, meter, openai, stats, vllm};
 pub use sluice_fleet as fleet;
 pub use sluice_gateway::{config, estimate, experiment, flow, pool, proxy, telemetry};
 pub use sluice_lab as lab;
+pub use sluice_online as online;
 pub use sluice_sim as sim;
 pub use sluice_tune as tune;
 

@@ -6,10 +6,11 @@ use super::access::Access;
 use super::error::{BackendRestartError, NoSuchBackend, ReloadError};
 use super::experiments::ExperimentControl;
 use super::status::Status;
+use super::tuner::TunerControl;
 use crate::fleet::{ChangeStarted, RestartRequest};
 
 /// The operations of the admin API. Called on a thread that may block.
-pub trait Control: ExperimentControl + Send + Sync + 'static {
+pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// Who may use the port, by the configuration in force.
     fn access(&self) -> Access;
 

@@ -11,6 +11,7 @@
 //! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
 //! | POST `/admin/feedback/{request id}` | a user's rating of an answer, `{"good": true}` or false; the arm that gave it | yes |
 //! | GET, POST, PUT, DELETE `/admin/experiments/..` | experiments, see [`experiments`] | yes |
+//! | GET, POST `/admin/tuner/..` | the online tuner, see [`tuner`] | yes |
 //!
 //! The options of a restart are in the query: `set=FLAG=VALUE` (encoded, repeatable), `reset`, `hold`, `cut`.
 //!
@@ -28,6 +29,7 @@ mod connections;
 mod error;
 mod restart_query;
 mod experiments;
+mod tuner;
 pub mod status;
 mod control;
 pub mod routes;
@@ -45,3 +47,4 @@ pub(crate) use restart_query::encode;
 pub use restart_query::{RestartQueryError, flag, query};
 pub use server::{Socket, bind};
 pub use status::{About, Status};
+pub use tuner::{TunerControl, TunerError, TunerOrder};

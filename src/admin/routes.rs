@@ -22,6 +22,7 @@ use super::control::Control;
 use super::error::{BackendRestartError, ReloadError};
 use super::experiments::{ExperimentError, ExperimentRoute};
 use super::restart_query::{self, decode};
+use super::tuner::TunerRoute;
 use crate::fleet::{ChangeStarted, RestartBlocked, RestartError};
 
 /// The live page, without external resources.
@@ -70,6 +71,7 @@ enum Route {
     Restart { pool: String, backend: String },
     Experiments(ExperimentRoute),
     Feedback(String),
+    Tuner(TunerRoute),
 }
 
 impl Route {
@@ -81,6 +83,7 @@ impl Route {
             "/admin/status" => Self::Status,
             "/admin/reload" => Self::Reload,
             _ if path.starts_with("/admin/feedback/") => Self::Feedback(decode(&path["/admin/feedback/".len()..])?),
+            _ if path.starts_with("/admin/tuner") => Self::Tuner(TunerRoute::of(path)?),
             _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path, method)?),
             _ => {
                 // Names may contain a slash, which then comes encoded.
@@ -104,6 +107,7 @@ impl Route {
         match self {
             Self::Page | Self::Metrics | Self::Health | Self::Status => &[Method::GET, Method::HEAD],
             Self::Experiments(route) => route.methods(),
+            Self::Tuner(route) => route.methods(),
             Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Feedback(_) => &[Method::POST],
         }
     }
@@ -120,13 +124,14 @@ impl Route {
         match self {
             Self::Health => Protection::None,
             Self::Page | Self::Metrics => Protection::Host,
-            Self::Status => Protection::Token,
+            Self::Status | Self::Tuner(TunerRoute::Show) => Protection::Token,
             Self::Experiments(route) if !route.is_change() => Protection::Token,
             Self::Reload
             | Self::SetDraining { .. }
             | Self::Restart { .. }
             | Self::Experiments(_)
-            | Self::Feedback(_) => Protection::Change,
+            | Self::Feedback(_)
+            | Self::Tuner(_) => Protection::Change,
         }
     }
 }
@@ -203,6 +208,7 @@ impl Admin {
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
             Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
             Route::Experiments(route) => self.experiments(route, body),
+            Route::Tuner(route) => self.tuner(route),
             Route::Feedback(id) => self.feedback(&id, &body),
         }
     }
@@ -230,6 +236,18 @@ impl Admin {
                 json(StatusCode::OK, &json!({ "pool": pool, "backend": backend, "draining": draining }))
             }
             Err(unknown) => error(StatusCode::NOT_FOUND, "no_such_backend", &unknown.to_string()),
+        }
+    }
+
+    fn tuner(&self, route: TunerRoute) -> AdminResponse {
+        let TunerRoute::Order(order) = route else { return json(StatusCode::OK, &self.control.tuner()) };
+        tracing::info!(?order, "order for the tuner through the admin api");
+        match self.control.order_tuner(order) {
+            Ok(report) => json(StatusCode::OK, &report),
+            Err(refused) => {
+                let (status, code) = refused.status();
+                error(status, code, &refused.to_string())
+            }
         }
     }
 

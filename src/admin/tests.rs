@@ -17,6 +17,7 @@ use crate::config::{Admin, Secret};
 use crate::experiment::ExperimentReport;
 use crate::fleet::{ChangeStarted, RestartError, RestartRequest};
 use crate::flow::Outcome;
+use crate::online::TunerReport;
 use crate::pool::Admission;
 use crate::telemetry::{Telemetry, testing};
 
@@ -101,6 +102,19 @@ impl ExperimentControl for Fake {
         match order {
             Order::Start => Err(ExperimentError::NotReady { name: name.to_owned(), arm: "b".to_owned() }),
             Order::Stop | Order::Promote(_) => self.experiment(name),
+        }
+    }
+}
+
+impl TunerControl for Fake {
+    fn tuner(&self) -> TunerReport {
+        TunerReport { mode: "approve".to_owned(), ..TunerReport::default() }
+    }
+
+    fn order_tuner(&self, order: TunerOrder) -> Result<TunerReport, TunerError> {
+        match order {
+            TunerOrder::Approve(id) => Err(TunerError::UnknownProposal { id, known: String::new() }),
+            _ => Ok(self.tuner()),
         }
     }
 }

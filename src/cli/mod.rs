@@ -17,6 +17,7 @@ pub mod serve;
 pub mod sim;
 pub mod status;
 pub mod tune;
+pub mod tuner;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Show, start, stop and promote experiments of a running gateway
     Experiment(experiment::ExperimentArgs),
+    /// Show, freeze and approve what the online tuner of a running gateway does
+    Tuner(tuner::TunerArgs),
     /// Drain, restart and enable backends of a running gateway
     Backend(backend::BackendArgs),
     /// Simulate `vllm serve` on a GPU of your choice
@@ -74,6 +77,7 @@ pub fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Experiment(args) => experiment::run(&args),
+        Command::Tuner(args) => tuner::run(&args),
         Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
         Command::Completions(args) => generate::completions(&args, Cli::command()),

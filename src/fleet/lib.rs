@@ -28,5 +28,7 @@ pub use launch::adapter_rank;
 pub use ports::PortsError;
 pub use probe::{Prober, ReportedModels, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
-pub use state_folder::{read as read_state, replace as replace_state, set_aside as set_state_aside};
+pub use state_folder::{
+    append as append_state, read as read_state, replace as replace_state, set_aside as set_state_aside,
+};
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

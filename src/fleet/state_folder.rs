@@ -100,6 +100,19 @@ pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     fs::rename(draft, folder.join(name))
 }
 
+/// Appends to a file of the folder, which is renamed to `NAME.1` first if it is larger than `max` bytes. Creates the folder.
+///
+/// # Errors
+/// The folder or the file cannot be written.
+pub fn append(folder: &Path, name: &str, bytes: &[u8], max: u64) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    let path = folder.join(name);
+    if path.metadata().is_ok_and(|file| file.len() > max) {
+        fs::rename(&path, folder.join(format!("{name}.1")))?;
+    }
+    options().append(true).open(path)?.write_all(bytes)
+}
+
 /// Renames a file of the folder to `NAME.unreadable-N`, with the lowest free number, so that it can be written anew and nothing in
 /// it is lost. Returns the new name.
 ///

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use sluice_bench::{Api, Outcome, Record};
 use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
 use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
+use sluice_online::Observer;
 
 /// Text that occurs in each token event and in no other event, by API.
 static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =
@@ -144,20 +145,35 @@ impl Downstream for LabClient {
     }
 }
 
-/// The gateway's record of the request that ended last.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LastRecord(Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>);
+/// The gateway's record of the request that ended last, which the online tuner gets too.
+#[derive(Clone, Debug)]
+pub(crate) struct LastRecord {
+    last: Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>,
+    observer: Arc<Observer>,
+    start: Instant,
+}
 
 impl LastRecord {
+    /// The recorder of a run that begins at `start`.
+    pub(crate) fn new(start: Instant) -> Self {
+        Self { last: Arc::default(), observer: Arc::default(), start }
+    }
+
+    /// What the online tuner sees.
+    pub(crate) fn observer(&self) -> &Arc<Observer> {
+        &self.observer
+    }
+
     /// Takes the record. Only valid right after the caller's own request has ended.
     pub(crate) fn take(&self) -> Option<Box<GatewayRecord>> {
-        self.0.lock().take()
+        self.last.lock().take()
     }
 }
 
 impl sluice_gateway::flow::Recorder for LastRecord {
     fn record(&self, record: &GatewayRecord) {
-        *self.0.lock() = Some(Box::new(record.clone()));
+        self.observer.record(record, self.start.elapsed());
+        *self.last.lock() = Some(Box::new(record.clone()));
     }
 }
 

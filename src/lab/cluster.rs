@@ -14,6 +14,7 @@ use sluice_bench::Api;
 use sluice_core::openai::{EditedBody, Route, request};
 use sluice_gateway::config::Endpoint;
 use sluice_gateway::experiment::EngineAdapters;
+use sluice_online::EngineSample;
 
 /// A request in flight, as an engine would parse it from the body.
 #[derive(Clone, Debug)]
@@ -107,6 +108,12 @@ impl Cluster {
 
     pub(crate) fn is_hung(&self, engine: usize) -> bool {
         self.lock().engines[engine].is_hung()
+    }
+
+    /// What an engine's metrics page would show; `None` while it is down.
+    pub(crate) fn sample(&self, engine: usize) -> Option<EngineSample> {
+        let state = self.lock();
+        Some(&state.engines[engine]).filter(|engine| engine.is_up()).map(Engine::sample)
     }
 
     /// The statistics of each engine, in their order.

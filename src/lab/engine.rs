@@ -16,6 +16,7 @@ use crate::setup::EngineChange;
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
 use sluice_gateway::experiment::EngineAdapters;
+use sluice_online::EngineSample;
 use sluice_sim::engine::SequenceId;
 use sluice_sim::virtual_server::StepEnd;
 use sluice_sim::{Content, Request, SimConfig, VirtualServer};
@@ -156,6 +157,21 @@ impl Engine {
             in_use: engine.adapters().into_iter().filter_map(|id| Some((name_of(id)?, None))).collect(),
             defers: Some(engine.deferred() > 0),
         })
+    }
+
+    /// What its metrics page would show.
+    pub(crate) fn sample(&self) -> EngineSample {
+        let (engine, side) = (self.server.engine(), &self.stats.side);
+        let adapters = self.config.lora.then(|| (u64::from(self.config.engine.max_loras), engine.adapters().len()));
+        EngineSample {
+            running: engine.running() as f64,
+            waiting: engine.waiting() as f64,
+            kv_usage: engine.blocks().usage(),
+            preemptions: side.preemptions,
+            prompt_tokens: side.prompt_tokens,
+            deferred: Some(engine.deferred() as f64),
+            adapters: adapters.filter(|(_, used)| *used > 0),
+        }
     }
 
     /// Submits a request whose tokens go to `collector`.

@@ -1,4 +1,5 @@
-//! The event queue of the simulation: arrivals, later turns of conversations, changes of engines, probes. The events of an
+//! The event queue of the simulation: arrivals, later turns of conversations, changes of engines, probes, looks
+//! of the online tuner. The events of an
 //! engine are in its virtual server.
 //!
 //! Arrivals are drawn before the run starts, as `sluice bench` draws them. Events with the same time are taken in the order
@@ -37,6 +38,8 @@ pub(crate) enum Event {
     },
     /// The gateway's health probes.
     Probe,
+    /// The online tuner looks at the pools.
+    Tune,
 }
 
 /// Events, ordered by time.

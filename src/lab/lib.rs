@@ -23,6 +23,7 @@ mod engine;
 mod cluster;
 mod upstream;
 mod client;
+mod job;
 mod event_queue;
 pub mod run;
 pub mod measure;

@@ -12,34 +12,38 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Method};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::client::{LabClient, LastRecord, seconds};
-use crate::cluster::{Cluster, ParsedRequest};
-use crate::content::content;
-use crate::engine::{Engine, EngineRequest, EngineStats};
+use crate::client::{LastRecord, seconds};
+use crate::cluster::Cluster;
+use crate::engine::{Engine, EngineStats};
 use crate::error::LabError;
 use crate::event_queue::{Event, EventQueue};
+use crate::job::{Ended, Job, LabFlow, parsed_request};
 use crate::setup::Lab;
-use crate::upstream::{LabUpstream, WORD};
+use crate::upstream::LabUpstream;
 use sluice_bench::load::conversation::Conversation;
 use sluice_bench::load::workload::LoadRequest;
 use sluice_bench::result::record::ServerSide;
-use sluice_bench::{Api, Arrival, Extent, Record, RunConfig, RunPlan, RunResult};
+use sluice_bench::{Arrival, Extent, Record, RunConfig, RunResult};
 use sluice_core::base::{BackendId, Rng};
-use sluice_core::openai::Route;
+use sluice_gateway::config::{Config, TunerMode};
 use sluice_gateway::experiment::ExperimentReport;
-use sluice_gateway::flow::{Flow, IncomingRequest, LearnedState, RoutingTable, specs};
+use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{AdapterId, Admission};
+use sluice_online::{Event as TunerEvent, Tuner, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
 
 /// The longest jump of the clock while requests are in flight, because their timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
 /// tokio checks its timers after this many tasks. It is more than can be ready at once, so all of them run at the same time.
 const EVENT_INTERVAL: u32 = 1 << 30;
+/// Seconds between two looks of the online tuner at the engines.
+const LOOK_EVERY: u64 = 5;
+/// Time between two looks of the online tuner.
+const TUNER_INTERVAL: Duration = Duration::from_secs(1);
 /// Requests of traffic number k (from 0) are numbered from k times this.
 const INDEX_STRIDE: u64 = 1 << 40;
 
@@ -52,6 +56,10 @@ pub struct LabRun {
     pub engines: Vec<EngineStats>,
     /// The experiments of the configuration at the end.
     pub experiments: Vec<ExperimentReport>,
+    /// What the online tuner did, if the configuration has one that acts.
+    pub tuning: Vec<TunerEvent>,
+    /// What it believes at the end.
+    pub tuner: Option<TunerReport>,
 }
 
 /// Runs a simulation with a seed. Must not be called inside an asynchronous runtime.
@@ -108,15 +116,6 @@ fn checked(lab: &Lab, seed: u64) -> Result<Lab, LabError> {
     Ok(lab)
 }
 
-type LabFlow = Flow<LabUpstream, LastRecord>;
-
-/// A request that has ended.
-struct Ended {
-    traffic: usize,
-    record: Record,
-    conversation: Option<Box<Conversation>>,
-}
-
 /// The state of a running simulation.
 struct Simulation {
     lab: Lab,
@@ -136,6 +135,8 @@ struct Simulation {
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
     ended: Arc<Mutex<Vec<Ended>>>,
+    tuner: Option<Tuner>,
+    tuning: Vec<TunerEvent>,
 }
 
 impl Simulation {
@@ -163,7 +164,10 @@ impl Simulation {
         let learned = LearnedState::default();
         learned.set_adapters(lab.adapter_names());
         let table = RoutingTable::new(Arc::clone(&lab.config), &layout, &lab.model_names(), &counters, &learned);
-        let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), LastRecord::default(), table);
+        let recorder = LastRecord::new(start);
+        let acts = lab.config.tuner.mode == TunerMode::Apply;
+        let tuner = acts.then(|| Tuner::new(&lab.config, recorder.observer(), Duration::ZERO));
+        let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), recorder, table);
         let mut simulation = Self {
             events: EventQueue::default(),
             cluster,
@@ -177,6 +181,8 @@ impl Simulation {
             records: Vec::new(),
             in_flight: BTreeMap::new(),
             ended: Arc::default(),
+            tuner,
+            tuning: Vec::new(),
             lab,
         };
         simulation.schedule(seed)?;
@@ -186,6 +192,9 @@ impl Simulation {
     /// Adds all events that are known in advance.
     fn schedule(&mut self, seed: u64) -> Result<(), LabError> {
         self.events.add(Duration::ZERO, Event::Probe);
+        if self.tuner.is_some() {
+            self.events.add(TUNER_INTERVAL, Event::Tune);
+        }
         for (engine, setup) in self.lab.engines.iter().enumerate() {
             for (at, change) in &setup.changes {
                 self.events.add(*at, Event::Change { engine, change: *change });
@@ -239,6 +248,7 @@ impl Simulation {
                 Event::Turn { traffic, conversation } => self.turn(now, traffic, conversation, Some(now)),
                 Event::Change { engine, change } => self.cluster.change(now, engine, change),
                 Event::Probe => self.probe(now),
+                Event::Tune => self.tune(now),
             }
             woken = true;
         }
@@ -296,6 +306,42 @@ impl Simulation {
         if self.events.has_requests() || !self.in_flight.is_empty() {
             self.events.add(now + self.lab.config.health.probe_interval, Event::Probe);
         }
+    }
+
+    /// Lets the online tuner look at the pools, and puts the limits in force that it decides on.
+    fn tune(&mut self, now: Duration) {
+        let Some(tuner) = &mut self.tuner else { return };
+        let admission = self.flow.admission();
+        if now.as_secs().is_multiple_of(LOOK_EVERY) {
+            let pools = self.lab.config.pools.iter();
+            let names = pools.flat_map(|pool| pool.backends.iter().map(|backend| (&pool.name, &backend.name)));
+            for ((pool, backend), (_, engine)) in names.zip(&self.backends) {
+                tuner.note_engine(pool, backend, self.cluster.sample(*engine), now);
+            }
+        }
+        let changed = tuner.step(&admission.view(), self.flow.recorder().observer(), now);
+        self.tuning.extend(tuner.take_events());
+        if changed {
+            let mut config = Config::clone(&self.lab.config);
+            tuner.limits().put(&mut config);
+            self.apply(config, now);
+        }
+        if self.events.has_requests() || !self.in_flight.is_empty() {
+            self.events.add(now + TUNER_INTERVAL, Event::Tune);
+        }
+    }
+
+    /// Puts a configuration with the same pools and backends in force, as a reload does.
+    fn apply(&mut self, config: Config, now: Duration) {
+        let config = Arc::new(config);
+        let (pools, rules) = (specs::pools(&config), specs::health_rules(&config.health));
+        let counters = vec![None; config.models.len()];
+        let draft = RoutingTable::draft(Arc::clone(&config), &self.lab.model_names(), &counters, &self.learned);
+        self.flow.admission().apply_with(&pools, rules, self.start + now, |layout| {
+            self.flow.set_routing_table(draft.placed(layout));
+        });
+        self.flow.drop_unused_tables();
+        self.lab.config = config;
     }
 
     fn arrive(&mut self, now: Duration, traffic: usize, ordinal: u64) {
@@ -360,7 +406,7 @@ impl Simulation {
     fn result(self) -> LabRun {
         #[cfg(test)]
         self.check_released();
-        let Self { lab, mut records, in_flight, cluster, clock, learned, .. } = self;
+        let Self { lab, mut records, in_flight, cluster, clock, learned, tuning, tuner, .. } = self;
         let experiments = learned.experiments.all();
         let experiments = experiments.iter().map(|experiment| ExperimentReport::new(experiment, false)).collect();
         let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
@@ -372,7 +418,8 @@ impl Simulation {
         let duration = if partial { seconds(clock) } else { duration };
         let config = lab.run_config();
         let result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
-        LabRun { result, engines, experiments }
+        let tuner = tuner.map(|tuner| tuner.report());
+        LabRun { result, engines, experiments, tuning, tuner }
     }
 }
 
@@ -393,83 +440,6 @@ impl Simulation {
             state.requests.is_empty() && state.engines.iter().all(|engine| engine.streams() == 0),
             "an exchange was not closed"
         );
-    }
-}
-
-/// The request as an engine parses it.
-fn parsed_request(
-    plan: &RunPlan,
-    request: &LoadRequest,
-    record: &Record,
-    conversation: Option<&Conversation>,
-) -> ParsedRequest {
-    let response = conversation.map(|conversation| (conversation.response_segment(), request.output_tokens));
-    let names = &plan.workload.adapters.names;
-    let model = request.adapter.and_then(|adapter| names.get(adapter as usize)).unwrap_or(&plan.workload.model);
-    let request = EngineRequest {
-        prompt_tokens: request.prompt_tokens.max(1),
-        output_tokens: request.output_tokens.max(1),
-        adapter: record.adapter.and_then(|adapter| u16::try_from(adapter).ok()),
-        priority: 0,
-        content: content(&request.shared, request.prompt_tokens, record.index, response),
-    };
-    ParsedRequest { request, model: model.as_str().into(), api: plan.workload.api }
-}
-
-/// What the task of one request needs.
-struct Job {
-    flow: Arc<LabFlow>,
-    cluster: Arc<Cluster>,
-    ended: Arc<Mutex<Vec<Ended>>>,
-    api: Api,
-    start: Instant,
-    client_timeout: Option<Duration>,
-}
-
-impl Job {
-    /// Sends a request through the gateway and records its result.
-    async fn serve(
-        self,
-        traffic: usize,
-        request: LoadRequest,
-        mut record: Record,
-        mut conversation: Option<Box<Conversation>>,
-    ) {
-        let id: Arc<str> = record.index.to_string().into();
-        let route = match self.api {
-            Api::Completions => Route::Completions,
-            Api::Chat => Route::ChatCompletions,
-        };
-        let incoming = Box::new(IncomingRequest {
-            route,
-            method: Method::POST,
-            path: self.api.path().to_owned(),
-            headers: HeaderMap::new(),
-            content_type: "application/json".to_owned(),
-            body: request.body,
-            arrived: Instant::now(),
-            request_id: Arc::clone(&id),
-            upstream_id: id,
-            routing: self.flow.routing_table(),
-            key: None,
-            copy_for: None,
-        });
-        let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
-        self.flow.run(incoming, &mut client).await;
-        // `run` wrote the record just before it returned; no other task has run since.
-        let gateway = self.flow.recorder().take();
-        client.complete(&mut record, gateway.as_deref(), request.output_tokens);
-        record.ended = seconds(self.start.elapsed());
-        {
-            let mut state = self.cluster.lock();
-            state.requests.remove(&record.index);
-            let streams: usize = state.engines.iter().map(Engine::streams).sum();
-            debug_assert!(streams <= state.requests.len(), "an engine generates for a client that is gone");
-        }
-        if let Some(conversation) = &mut conversation {
-            conversation.respond(WORD.repeat(request.output_tokens as usize), u64::from(request.output_tokens));
-        }
-        self.ended.lock().push(Ended { traffic, record, conversation });
     }
 }
 

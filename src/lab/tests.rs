@@ -3,6 +3,7 @@
 mod experiments;
 mod faults;
 mod measured;
+mod tuner;
 
 use std::path::Path;
 use std::time::Duration;

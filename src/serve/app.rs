@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::saved_experiments::Added;
+use super::tuning::Tuning;
 use crate::admin::status::LastReload;
 use crate::base::BackendId;
 use crate::config::Config;
@@ -81,6 +82,8 @@ pub struct App {
     pub(crate) loading: parking_lot::Mutex<Vec<(BackendId, Arc<str>)>>,
     /// Held by a reload from reading the file to its end, so that reloads follow one another.
     pub(crate) reloading: parking_lot::Mutex<()>,
+    /// The online tuner.
+    pub(crate) tuning: Tuning,
     /// Starts a round of probes now: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,
 }

@@ -8,6 +8,7 @@
 //! Stopping: `/ready` returns 503, new requests are shed, and the client socket closes. Running and waiting requests have
 //! `server.drain_timeout` to end. Then the engines stop (`fleet.on_exit`). The admin socket closes last.
 
+mod tuning;
 mod app;
 mod control;
 mod certificates;
@@ -17,6 +18,7 @@ mod local;
 mod reload;
 mod saved_experiments;
 mod added_experiments;
+mod tuner;
 mod start;
 
 pub use app::{App, Source, StartError};

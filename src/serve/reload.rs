@@ -11,13 +11,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::app::{App, Loaded, Source, StartError, load_counters};
+use super::app::{App, Source, StartError, load_counters};
 use super::{certificates, engines};
 use crate::admin::status::LastReload;
 use crate::config::diff::{self, Change};
 use crate::config::limits::MAX_PROBLEMS;
 use crate::config::{Config, Problems};
+use crate::estimate::ExactCounter;
 use crate::flow::{RoutingTable, specs};
+use crate::pool::PoolLayout;
 
 /// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,7 @@ impl App {
             moved = engines::settle_ports(&mut config, Some(&running)).map_err(StartError::Ports)?;
             config.fleet.state = state;
         }
+        self.tuning.configure(&mut config);
         let mut changes = diff::changes(&running, &config);
         changes.extend(moved.then_some(Change::after_restart("pool.backend.launch.port")));
         // What only a restart changes keeps its running value, which is then also what `/admin/status` shows.
@@ -73,22 +76,39 @@ impl App {
         certificates::warn(&config);
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
-        let (pools, health, reported) =
-            (specs::pools(&config), specs::health_rules(&config.health), self.reported.names());
         self.telemetry.configured(&config);
-        let draft = RoutingTable::draft(Arc::clone(&config), &reported, &counters, &self.learned);
-        let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
-            self.flow.set_routing_table(draft.placed(layout));
-        });
-        self.flow.drop_unused_tables();
-        self.fleet.apply(engines::engines(&config, &layout, &self.fleet), engines::external_backends(&config, &layout));
-        *loaded = Loaded { layout, counters };
+        loaded.counters = counters;
+        loaded.layout = self.enforce(&config, &loaded.counters);
+        let layout = &loaded.layout;
+        self.fleet.apply(engines::engines(&config, layout, &self.fleet), engines::external_backends(&config, layout));
         self.flow.upstream().set_timeouts(&config.timeouts);
         self.clients.configure(&config.server);
         self.config.store(config);
         self.note_served_models();
         self.probe_now.notify_one();
         Ok(changes)
+    }
+
+    /// Changes limits of pools; all else stays as it is.
+    pub(super) fn put_limits(&self, change: impl FnOnce(&mut Config)) {
+        let _guard = self.reloading.lock();
+        let mut config = Config::clone(&self.config.load());
+        change(&mut config);
+        let config = Arc::new(config);
+        let mut loaded = self.loaded.lock();
+        loaded.layout = self.enforce(&config, &loaded.counters);
+        self.config.store(config);
+    }
+
+    /// Puts pools, limits and routing of a configuration in force.
+    fn enforce(&self, config: &Arc<Config>, counters: &[Option<Arc<ExactCounter>>]) -> PoolLayout {
+        let (pools, health) = (specs::pools(config), specs::health_rules(&config.health));
+        let draft = RoutingTable::draft(Arc::clone(config), &self.reported.names(), counters, &self.learned);
+        let layout = self.admission.apply_with(&pools, health, Instant::now(), |layout| {
+            self.flow.set_routing_table(draft.placed(layout));
+        });
+        self.flow.drop_unused_tables();
+        layout
     }
 
     /// Keeps the result of a reload for `/admin/status`.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
 use super::saved_experiments::Added;
+use super::tuning::Tuning;
 use super::{certificates, engines, experiments, saved_experiments};
 use crate::admin;
 use crate::config::{Config, OnExit};
@@ -59,6 +60,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         warn_about_unattended(&config);
     }
     certificates::warn(&config);
+    let tuning = Tuning::new(&mut config, now);
     let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
@@ -90,12 +92,11 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         started: now,
         last_reload: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
+        tuning,
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
-    // Weak: the app holds its telemetry.
-    let shown = Arc::downgrade(&app);
-    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.active_experiments()));
+    show_on_metrics_page(&app);
     app.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
@@ -109,10 +110,21 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
         tokio::spawn(Arc::clone(&app).keep_experiments(state, ending.clone())),
         tokio::spawn(Arc::clone(&app).keep_looking_at_adapters(ending.clone())),
+        tokio::spawn(Arc::clone(&app).keep_tuning(ending.clone())),
+        tokio::spawn(Arc::clone(&app).keep_watching_engines(ending.clone())),
         tokio::spawn(app.keep_serving_copies(ending.clone())),
         tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),
     ];
     Ok(Running { app, client, admin, stop, end, serving, tasks })
+}
+
+/// Weak: the app holds its telemetry.
+fn show_on_metrics_page(app: &Arc<App>) {
+    let shown = Arc::downgrade(app);
+    app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.active_experiments()));
+    let shown = Arc::downgrade(app);
+    let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
+    app.telemetry.show_tuner(view, app.tuning.observe());
 }
 
 fn warn_about_unattended(config: &Config) {

@@ -52,4 +52,5 @@ mod secrets;
 mod stored;
 mod stream_options;
 mod tls;
+mod tuner;
 mod wide;

@@ -85,6 +85,11 @@ impl TestGateway {
         self.running.app().admission().view()[0].backends[0].used.slots
     }
 
+    /// The limit of these slots.
+    pub(crate) fn slots_limit(&self) -> u32 {
+        self.running.app().admission().view()[0].backends[0].limits.slots
+    }
+
     /// The state of a backend of the first pool.
     pub(crate) fn state(&self, backend: usize) -> &'static str {
         self.running.app().admission().view()[0].backends[backend].phase.label()

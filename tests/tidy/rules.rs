@@ -13,6 +13,7 @@ const CRATES: &[&str] = &[
     "sluice-fleet",
     "sluice-bench",
     "sluice-sim",
+    "sluice-online",
     "sluice-lab",
     "sluice-tune",
     "sluice",

@@ -2,7 +2,7 @@
 //!
 //! A request is good when it completed and every objective that applies to it holds (at or below the bound). An objective
 //! on a quantity that the request does not have counts as met: TPOT needs two tokens, and a response that is not streamed
-//! has no TTFT. The caller decides whether a request completed; failures and shed requests are misses (contract), so they
+//! has no TTFT. The bound of TTFT may grow with the prompt, because a prefill takes time in proportion to it. The caller decides whether a request completed; failures and shed requests are misses (contract), so they
 //! pass `completed: false`.
 
 use std::time::Duration;
@@ -10,8 +10,10 @@ use std::time::Duration;
 /// Upper bounds; `None` is no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Objectives {
-    /// Time to first token.
+    /// Time to first token, of an empty prompt.
     pub ttft: Option<Duration>,
+    /// Added to the bound of TTFT for each 1,000 prompt tokens.
+    pub ttft_per_1k: Duration,
     /// Time per output token.
     pub tpot: Option<Duration>,
     /// End-to-end latency.
@@ -32,16 +34,24 @@ pub struct Timings {
 impl Objectives {
     /// Whether there is anything to meet.
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        self.ttft.or(self.tpot).or(self.e2el).is_none()
     }
 
-    /// Whether a request with these timings counts as good.
-    pub fn met(&self, completed: bool, timings: &Timings) -> bool {
+    /// The same for a prompt of this many tokens: a bound of TTFT without a part that grows.
+    pub fn of_prompt(&self, tokens: u64) -> Self {
+        let grown = self.ttft_per_1k.mul_f64(tokens as f64 / 1e3);
+        Self { ttft: self.ttft.map(|ttft| ttft.saturating_add(grown)), ttft_per_1k: Duration::ZERO, ..*self }
+    }
+
+    /// Whether a request with a prompt of this many tokens and these timings counts as good.
+    pub fn met(&self, completed: bool, prompt_tokens: u64, timings: &Timings) -> bool {
+        let bounds = self.of_prompt(prompt_tokens);
         let holds = |bound: Option<Duration>, measured: Option<Duration>| match (bound, measured) {
             (Some(bound), Some(measured)) => measured <= bound,
             _ => true,
         };
-        completed && holds(self.ttft, timings.ttft) && holds(self.tpot, timings.tpot) && holds(self.e2el, timings.e2el)
+        let in_time = holds(bounds.ttft, timings.ttft);
+        completed && in_time && holds(bounds.tpot, timings.tpot) && holds(bounds.e2el, timings.e2el)
     }
 }
 
@@ -53,12 +63,21 @@ mod tests {
 
     #[test]
     fn every_objective_that_applies_must_hold() {
-        let slo = Objectives { ttft: MS(200), tpot: MS(50), e2el: None };
+        let slo = Objectives { ttft: MS(200), tpot: MS(50), ..Objectives::default() };
         let timings = Timings { ttft: MS(200), tpot: MS(50), e2el: MS(99_000) };
-        assert!(slo.met(true, &timings));
-        assert!(!slo.met(true, &Timings { ttft: MS(201), ..timings }));
-        assert!(!slo.met(true, &Timings { tpot: MS(51), ..timings }));
-        assert!(slo.met(true, &Timings { tpot: None, ..timings }));
-        assert!(!slo.met(false, &timings));
+        assert!(slo.met(true, 900, &timings));
+        assert!(!slo.met(true, 900, &Timings { ttft: MS(201), ..timings }));
+        assert!(!slo.met(true, 900, &Timings { tpot: MS(51), ..timings }));
+        assert!(slo.met(true, 900, &Timings { tpot: None, ..timings }));
+        assert!(!slo.met(false, 900, &timings));
+    }
+
+    #[test]
+    fn the_bound_of_ttft_grows_with_the_prompt() {
+        let slo = Objectives { ttft: MS(200), ttft_per_1k: Duration::from_millis(100), ..Objectives::default() };
+        let timings = Timings { ttft: MS(1_800), ..Timings::default() };
+        assert_eq!([15_999, 16_000].map(|tokens| slo.met(true, tokens, &timings)), [false, true]);
+        assert_eq!(slo.of_prompt(500), Objectives { ttft: MS(250), ..Objectives::default() });
+        assert!(Objectives { ttft: None, ..slo }.is_empty(), "there is nothing that it could grow");
     }
 }

@@ -1,7 +1,8 @@
 //! The configuration: what the operator wrote, checked, in the form the gateway works with.
 //!
 //! A table of the file is declared once, with `table!`: each key has its documentation, type, default and bounds in one
-//! place (`server.rs`, `tls.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`, `experiment.rs`; `root.rs` puts them together). From these
+//! place (`server.rs`, `tls.rs`, `auth.rs`, `model.rs`, `pool.rs`, `backend.rs`, `fleet.rs`, `tuner.rs`, `experiment.rs`; `root.rs` puts
+//! them together). From these
 //! definitions come reading, `sluice check`, the changes of a reload and the reference file. **To add a key, add a field.**
 //!
 //! ```text
@@ -41,6 +42,7 @@ mod admin;
 mod backend;
 mod pool;
 mod fleet;
+mod tuner;
 mod experiment;
 mod root;
 mod rules;
@@ -76,4 +78,5 @@ pub use server::{
 };
 pub use show::Resolved;
 pub use tls::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
+pub use tuner::{Tuner, TunerMode};
 pub use value::Endpoint;

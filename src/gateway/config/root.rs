@@ -16,6 +16,7 @@ use super::server::{AccessLog, Health, Log, Retry, Server, Slo, Timeouts};
 use super::setting::{Setting, Shown, ShownTable};
 use super::table::table;
 use super::tls::{PemFile, ServerTls, UpstreamTls};
+use super::tuner::Tuner;
 use crate::tls::Certificates;
 use sluice_core::base::{BackendId, ModelId, PoolId};
 
@@ -43,6 +44,8 @@ table! {
         pub health: Health = table();
         /// How engines that the gateway runs (pool.backend.launch and control) are started, restarted and healed.
         pub fleet: Fleet = table();
+        /// The online tuner: moves limits by what live requests experience. It needs objectives ([slo]).
+        pub tuner: Tuner = table();
         /// One table per experiment: arms that serve the same requests in different ways and are compared.
         pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
         /// Where one line per request goes. Absent: none is written.

@@ -16,6 +16,7 @@ use super::table::table;
 use super::tls::ServerTls;
 use super::value::words;
 use sluice_core::base::ByteSize;
+use sluice_core::meter::slo::Objectives;
 
 /// Address of metrics, dashboard and admin API, unless configured otherwise.
 pub const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
@@ -112,6 +113,9 @@ table! {
     pub struct Slo {
         /// Largest time to first token.
         pub ttft: Option<Duration> = optional_duration("no target").example("2s");
+        /// Added to ttft for each 1,000 prompt tokens, since a prefill takes time in proportion to its length. Set it where one
+        /// pool serves short and long prompts.
+        pub ttft_per_1k_prompt_tokens: Duration = duration_or_zero("0s");
         /// Largest time per output token.
         pub tpot: Option<Duration> = optional_duration("no target").example("50ms");
         /// Largest end-to-end latency.
@@ -122,10 +126,17 @@ table! {
 }
 
 impl Slo {
+    /// The targets, as a finished request is judged by them.
+    pub fn objectives(&self) -> Objectives {
+        let Self { ttft, ttft_per_1k_prompt_tokens: ttft_per_1k, tpot, e2el, attainment: _ } = *self;
+        Objectives { ttft, ttft_per_1k, tpot, e2el }
+    }
+
     /// Replaces the value of `key` by that of `general`.
     pub(super) fn inherit(&mut self, key: &str, general: &Self) {
         match key {
             "ttft" => self.ttft = general.ttft,
+            "ttft_per_1k_prompt_tokens" => self.ttft_per_1k_prompt_tokens = general.ttft_per_1k_prompt_tokens,
             "tpot" => self.tpot = general.tpot,
             "e2el" => self.e2el = general.e2el,
             _ => self.attainment = general.attainment,

@@ -74,6 +74,7 @@ pub(super) async fn prepare<R: Recorder>(
         .ok_or_else(|| unknown_model(table, key, name))?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
     let need = need(model.route, &view, estimate, sequences(&view), limits.into_iter().flatten().min());
+    record.sequences = need.slots;
     if let Some(in_flight) = record.in_flight() {
         in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
     }

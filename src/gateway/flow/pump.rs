@@ -398,7 +398,9 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         self.context.feedback.learn(stats.usage, completed, now);
         let judged = self.context.route.generates() && !self.context.objectives.is_empty();
         if judged && self.record.outcome != Outcome::ClientGone {
-            self.record.slo_met = Some(self.context.objectives.met(completed, &stats.timings()));
+            let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);
+            let prompt_tokens = stats.usage.prompt.unwrap_or(estimate);
+            self.record.slo_met = Some(self.context.objectives.met(completed, prompt_tokens, &stats.timings()));
         }
         self.record.stats = Some(stats);
     }

@@ -186,6 +186,8 @@ pub struct Record {
     pub backend_ttft: Option<Duration>,
     /// Prompt tokens that the engine was expected to have in its prefix cache.
     pub expected_cached: u64,
+    /// Sequences that it takes: prompts or inputs times `n`.
+    pub sequences: u32,
     /// Whether every objective of its pool was met; `None` without objectives.
     pub slo_met: Option<bool>,
 }
@@ -307,6 +309,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             stats: None,
             backend_ttft: None,
             expected_cached: 0,
+            sequences: 1,
             slo_met: None,
         };
         Self { recorder, record, arrived, in_flight: None }

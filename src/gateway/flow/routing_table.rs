@@ -251,7 +251,7 @@ impl PoolRoute {
             limits: limits_of(pool),
             spill: pool.spill.iter().map(|pool| pool.index()).collect(),
             usage: pool.usage,
-            objectives: Objectives { ttft: pool.slo.ttft, tpot: pool.slo.tpot, e2el: pool.slo.e2el },
+            objectives: pool.slo.objectives(),
         }
     }
 }

@@ -18,8 +18,8 @@
 //! Recording takes about a microsecond and never waits for I/O.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus::proto::{LabelPair, Metric};
@@ -34,6 +34,7 @@ use super::families;
 use super::gauges::Scrape;
 use super::recent::MinuteStats;
 use super::series::{self, PoolSeries, Series, SeriesTable};
+use super::tuner::{Tuner, TunerView};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
 use crate::flow::{Outcome, Record, Recorder};
@@ -48,7 +49,11 @@ pub struct Telemetry {
     reloads: IntCounterVec,
     certificates: IntGaugeVec,
     access_log: Option<AccessLogWriter>,
+    observer: OnceLock<Observer>,
 }
+
+/// Another consumer of records.
+type Observer = Box<dyn Fn(&Record) + Send + Sync>;
 
 impl std::fmt::Debug for Telemetry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -86,6 +91,7 @@ impl Telemetry {
             reloads,
             certificates,
             access_log,
+            observer: OnceLock::new(),
         }
     }
 
@@ -97,6 +103,18 @@ impl Telemetry {
     /// Shows the experiments, which `view` reads, on the metrics page. Called once.
     pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
         series::register(&self.registry, Experiments::new(view));
+    }
+
+    /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record that is counted. Called
+    /// once.
+    pub fn show_tuner(
+        &self,
+        view: impl Fn() -> TunerView + Send + Sync + 'static,
+        observe: impl Fn(&Record) + Send + Sync + 'static,
+    ) {
+        series::register(&self.registry, Tuner::new(view));
+        // A second call would register the same metrics again, which fails above.
+        let _ = self.observer.set(Box::new(observe));
     }
 
     /// Takes over which pools of a configuration have objectives, and the dates of its certificates. The counters of its
@@ -185,6 +203,9 @@ impl Telemetry {
     pub fn record(&self, record: &Record) {
         if record.copy.is_none() {
             self.count(record);
+            if let Some(observe) = self.observer.get() {
+                observe(record);
+            }
         }
         if let Some(access_log) = &self.access_log {
             access_log.write(record);

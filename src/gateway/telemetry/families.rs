@@ -164,6 +164,14 @@ families! {
         "Copies for a shadow arm by outcome (completed, failed, refused, no_room, cut, over_budget) since the gateway started";
     COPIES_IN_FLIGHT: "sluice_copies_in_flight" MetricKind::Gauge, ARM,
         "Copies for a shadow arm in flight, which hold no lease";
+    TUNER_EVENTS: "sluice_tuner_events_total" MetricKind::Counter, &["event"],
+        "Changes of limits that the online tuner proposed, tried, kept, undone, or undone without a verdict (stood_back)";
+    TUNER_MODE: "sluice_tuner_mode" MetricKind::Gauge, &["mode"],
+        "1 for the mode of the online tuner (off, advise, approve, apply), 0 for every other";
+    TUNER_FROZEN: "sluice_tuner_frozen" MetricKind::Gauge, &[],
+        "1 while the online tuner makes no changes, whatever its mode";
+    TUNER_PROPOSALS: "sluice_tuner_proposals" MetricKind::Gauge, &[],
+        "Changes that the online tuner proposes now";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],

@@ -47,6 +47,7 @@ pub fn record(outcome: Outcome) -> Record {
         stats: None,
         backend_ttft: None,
         expected_cached: 0,
+        sequences: 1,
         slo_met: None,
     }
 }

@@ -1,7 +1,7 @@
 //! The metrics page and the access log line, golden; and that a request counts exactly once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -136,6 +136,35 @@ fn an_experiment_is_on_the_page_with_its_intervals_and_absent_when_it_is_removed
 }
 
 #[test]
+fn the_tuner_gets_every_record_that_is_counted_and_is_on_the_page() {
+    let (telemetry, seen) = (telemetry(), Arc::new(AtomicUsize::new(0)));
+    let view =
+        TunerView { mode: "apply".to_owned(), frozen: true, proposals: 2, events: vec![("kept", 3), ("undone", 0)] };
+    let counter = Arc::clone(&seen);
+    telemetry.show_tuner(
+        move || view.clone(),
+        move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+        },
+    );
+    let record = completed(Duration::from_millis(30), Duration::from_millis(6));
+    telemetry.record(&record);
+    telemetry.record(&Record { copy: Some(CopyOutcome::Completed), ..record });
+    assert_eq!(seen.load(Ordering::Relaxed), 1);
+    let page = telemetry.page();
+    for (series, wanted) in [
+        ("sluice_tuner_events_total{event=\"kept\"}", 3.0),
+        ("sluice_tuner_events_total{event=\"undone\"}", 0.0),
+        ("sluice_tuner_mode{mode=\"apply\"}", 1.0),
+        ("sluice_tuner_mode{mode=\"advise\"}", 0.0),
+        ("sluice_tuner_frozen", 1.0),
+        ("sluice_tuner_proposals", 2.0),
+    ] {
+        assert_eq!(value(&page, series), wanted, "{series}");
+    }
+}
+
+#[test]
 fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
     let telemetry = telemetry();
     let before = stable(&telemetry.page());
@@ -153,6 +182,7 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
     telemetry.show_experiments(|| vec![experiment()]);
+    telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
     let page = telemetry.page();
     for family in families::ALL {
         let kind = match family.kind {

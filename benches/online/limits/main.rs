@@ -1,0 +1,196 @@
+//! Evidence for the online tuner on simulated engines: where limits that were set wrongly end up, beside the best static ones.
+//!
+//! ```sh
+//! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/*.toml --seeds 3 --jobs 2
+//! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/mixed.toml --events
+//! ```
+//!
+//! Every file has the same traffic for 20 minutes and, as variants, limits that are wrong. Each is run with the tuner and without.
+//! The best static setting is that of a grid with the first seed, run with every seed. What counts is the attainment of the
+//! requests that arrive in the second half: the share that met all objectives of the configuration.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use sluice_core::meter::slo::Timings;
+use sluice_lab::{Lab, LabRun, Scenario, Variant, run};
+
+const USAGE: &str = "limits FILE.. [--seeds N] [--jobs N] [--events] [--no-grid] [--setting KEY=VALUE ..]";
+/// Seconds from which requests count.
+const HALF: f64 = 600.0;
+
+/// The settings of the gateway that are compared: for each key its values.
+const ONE_POOL: [(&str, &[&str]); 3] = [
+    ("pool.all.long_prefix.threshold", &["1k", "5k", "10k"]),
+    ("pool.all.long_prefix.slots", &["1", "2", "4", "64"]),
+    ("pool.all.slots", &["16", "48", "256"]),
+];
+const TWO_POOLS: [(&str, &[&str]); 4] = [
+    ("pool.short.prompt_tokens.max", &["1k", "1500", "2k", "3k", "4k", "5k", "7k"]),
+    ("pool.long.long_prefix.slots", &["1", "2", "4"]),
+    ("pool.short.long_prefix.threshold", &["2k", "5k"]),
+    ("pool.short.slots", &["64"]),
+];
+
+#[derive(Clone)]
+struct Options {
+    seeds: u64,
+    jobs: usize,
+    events: bool,
+    grid: bool,
+    /// One setting instead of the grid.
+    setting: Vec<String>,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut options = Options { seeds: 1, jobs: 2, events: false, grid: true, setting: Vec::new() };
+    let mut files = Vec::new();
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--seeds" => options.seeds = args.next().ok_or(USAGE)?.parse()?,
+            "--jobs" => options.jobs = args.next().ok_or(USAGE)?.parse()?,
+            "--events" => options.events = true,
+            "--no-grid" => options.grid = false,
+            "--setting" => options.setting.push(args.next().ok_or(USAGE)?),
+            _ if arg.starts_with("--") => return Err(USAGE.into()),
+            _ => files.push(PathBuf::from(arg)),
+        }
+    }
+    if files.is_empty() {
+        return Err(USAGE.into());
+    }
+    println!(
+        "| load | best static | start | left alone | with the tuner | of the best | changes kept, tried | tried in the second half |"
+    );
+    println!("|---|--:|---|--:|--:|--:|--:|--:|");
+    for file in files {
+        load(&Scenario::load(&file)?, &options)?;
+    }
+    Ok(())
+}
+
+/// All settings of a grid.
+fn grid(keys: &[(&str, &[&str])]) -> Vec<Vec<String>> {
+    keys.iter().fold(vec![Vec::new()], |all, (key, values)| {
+        let with = |chosen: &Vec<String>| {
+            let each = values.iter().map(|value| {
+                let mut sets = chosen.clone();
+                sets.push(format!("{key}={}", quoted(value)));
+                if let Some(pool) = key.strip_suffix(".short.prompt_tokens.max") {
+                    sets.push(format!("{pool}.long.prompt_tokens.min={}", quoted(value)));
+                }
+                sets
+            });
+            each.collect::<Vec<_>>()
+        };
+        all.iter().flat_map(with).collect()
+    })
+}
+
+fn quoted(value: &str) -> String {
+    if value.parse::<u64>().is_ok() { value.to_owned() } else { format!("\"{value}\"") }
+}
+
+fn load(scenario: &Scenario, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    let starts = scenario.file.variants();
+    let with = |start: &Variant, sets: &[String]| {
+        scenario.lab(&Variant { set: [&start.set[..], sets].concat(), ..start.clone() })
+    };
+    let first = scenario.lab(&Variant::default())?;
+    let keys: &[(&str, &[&str])] = if first.config.pools.len() == 1 { &ONE_POOL } else { &TWO_POOLS };
+    let settings = match (options.setting.is_empty(), options.grid) {
+        (false, _) => vec![options.setting.clone()],
+        (true, true) => grid(keys),
+        (true, false) => Vec::new(),
+    };
+    let mut labs = Vec::new();
+    for start in &starts {
+        labs.push(with(start, &["tuner.mode=\"off\"".to_owned()])?);
+        labs.push(with(start, &["tuner.mode=\"apply\"".to_owned()])?);
+    }
+    let of_starts = means(&labs, options);
+    let labs = settings.iter().map(|sets| scenario.lab(&Variant { set: sets.clone(), ..Variant::default() }));
+    let labs: Vec<Lab> = labs.collect::<Result<_, _>>()?;
+    let once = means(&labs, &Options { seeds: 1, events: false, ..options.clone() });
+    let best = (0..labs.len()).max_by(|one, other| once[*one].0.total_cmp(&once[*other].0));
+    let (shown, best) = match best {
+        Some(at) => {
+            let mean = means(&labs[at..=at], &Options { events: false, ..options.clone() })[0].0;
+            (format!("{:.1} % ({})", 100.0 * mean, settings[at].join(", ").replace("pool.", "")), mean)
+        }
+        None => ("not run".to_owned(), f64::NAN),
+    };
+    for (start, pair) in starts.iter().zip(of_starts.chunks(2)) {
+        let (alone, tuned) = (&pair[0], &pair[1]);
+        println!(
+            "| {} | {shown} | {} | {:.1} % | {:.1} % | {:.1} % | {:.1}, {:.1} | {:.1} |",
+            scenario.file.title,
+            start.name,
+            100.0 * alone.0,
+            100.0 * tuned.0,
+            100.0 * tuned.0 / best,
+            tuned.1[0],
+            tuned.1[1],
+            tuned.1[2],
+        );
+    }
+    Ok(())
+}
+
+/// Mean attainment in the second half, and changes kept, tried and tried in the second half, over the seeds.
+fn means(labs: &[Lab], options: &Options) -> Vec<(f64, [f64; 3])> {
+    let jobs: Vec<(usize, u64)> =
+        (0..labs.len()).flat_map(|lab| (1..=options.seeds).map(move |seed| (lab, seed))).collect();
+    let (next, sums) = (AtomicUsize::new(0), Mutex::new(vec![(0.0, [0.0; 3]); labs.len()]));
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            scope.spawn(|| {
+                while let Some((lab, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = run(&labs[*lab], *seed).expect("a valid scenario");
+                    let attained = attainment(&labs[*lab], &found);
+                    let counts = changes(&found);
+                    if options.events {
+                        for event in &found.tuning {
+                            eprintln!(
+                                "{:6.0} s {:?} {} {} -> {}: {}",
+                                event.at, event.kind, event.key, event.values.0, event.values.1, event.why
+                            );
+                        }
+                        eprintln!("       {:.2} %", 100.0 * attained);
+                    }
+                    let mut sums = sums.lock();
+                    sums[*lab].0 += attained / options.seeds as f64;
+                    for (sum, count) in sums[*lab].1.iter_mut().zip(counts) {
+                        *sum += count / options.seeds as f64;
+                    }
+                }
+            });
+        }
+    });
+    sums.into_inner()
+}
+
+fn changes(run: &LabRun) -> [f64; 3] {
+    use sluice_online::EventKind;
+    let count = |kind: EventKind, from: f64| {
+        run.tuning.iter().filter(|event| event.kind == kind && event.at >= from).count() as f64
+    };
+    [count(EventKind::Kept, 0.0), count(EventKind::Tried, 0.0), count(EventKind::Tried, HALF)]
+}
+
+/// The share of the requests of the second half that met the objectives of the configuration, which are the same in all pools.
+fn attainment(lab: &Lab, run: &LabRun) -> f64 {
+    let objectives = lab.config.pools[0].slo.objectives();
+    let time = |seconds: f64| std::time::Duration::from_secs_f64(seconds);
+    let (mut met, mut all) = (0.0, 0.0);
+    for record in run.result.requests.iter().filter(|record| record.sent >= HALF) {
+        let timings =
+            Timings { ttft: Some(time(record.ttft)), tpot: record.tpot().map(time), e2el: Some(time(record.latency)) };
+        all += 1.0;
+        met += f64::from(u8::from(objectives.met(record.is_completed(), record.prompt_tokens, &timings)));
+    }
+    met / all
+}

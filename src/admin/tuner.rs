@@ -1,0 +1,109 @@
+//! The routes of the online tuner.
+//!
+//! | method and path | response |
+//! |---|---|
+//! | GET `/admin/tuner` | what it does and why ([`TunerReport`]) |
+//! | POST `/admin/tuner/freeze` | the same: it makes no changes, and the one that it is trying is undone |
+//! | POST `/admin/tuner/resume` | the same: it goes on |
+//! | POST `/admin/tuner/reset` | the same: the limits of the configuration file are in force again |
+//! | POST `/admin/tuner/approve/{id}` | the same: it makes the change that it proposed |
+
+use http::{Method, StatusCode};
+
+use super::restart_query::decode;
+use crate::online::TunerReport;
+
+/// What an operator wants of the tuner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TunerOrder {
+    /// Make no changes.
+    Freeze,
+    /// Go on.
+    Resume,
+    /// Put the limits of the configuration in force again.
+    Reset,
+    /// Make the change with this number.
+    Approve(String),
+}
+
+/// A path below `/admin/tuner`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum TunerRoute {
+    Show,
+    Order(TunerOrder),
+}
+
+impl TunerRoute {
+    pub(super) fn of(path: &str) -> Option<Self> {
+        Some(match path.strip_prefix("/admin/tuner")? {
+            "" => Self::Show,
+            "/freeze" => Self::Order(TunerOrder::Freeze),
+            "/resume" => Self::Order(TunerOrder::Resume),
+            "/reset" => Self::Order(TunerOrder::Reset),
+            other => {
+                let id = decode(other.strip_prefix("/approve/")?)?;
+                Self::Order(TunerOrder::Approve(id))
+            }
+        })
+    }
+
+    pub(super) fn methods(&self) -> &'static [Method] {
+        match self {
+            Self::Show => &[Method::GET, Method::HEAD],
+            Self::Order(_) => &[Method::POST],
+        }
+    }
+}
+
+/// Why an order is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TunerError {
+    /// Nothing waits for an approval.
+    #[error("the tuner does not wait for approvals: tuner.mode is \"{mode}\"; \"approve\" makes it wait")]
+    NotWaiting {
+        /// The mode in force.
+        mode: String,
+    },
+    /// There is no such proposal.
+    #[error("there is no proposal {id} (now there are: {}); see `sluice tuner show`", if known.is_empty() { "none" } else { known })]
+    UnknownProposal {
+        /// What was asked for.
+        id: String,
+        /// Those that there are.
+        known: String,
+    },
+}
+
+impl TunerError {
+    pub(super) fn status(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::NotWaiting { .. } => (StatusCode::CONFLICT, "not_waiting"),
+            Self::UnknownProposal { .. } => (StatusCode::NOT_FOUND, "no_such_proposal"),
+        }
+    }
+}
+
+/// The operations on the tuner. Called on a thread that may block.
+pub trait TunerControl {
+    /// What it does and why.
+    fn tuner(&self) -> TunerReport;
+
+    /// Carries out an order.
+    fn order_tuner(&self, order: TunerOrder) -> Result<TunerReport, TunerError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_the_tuner_are_distinguished() {
+        assert_eq!(TunerRoute::of("/admin/tuner"), Some(TunerRoute::Show));
+        assert_eq!(TunerRoute::of("/admin/tuner/freeze"), Some(TunerRoute::Order(TunerOrder::Freeze)));
+        let approve = TunerOrder::Approve("2.1".to_owned());
+        assert_eq!(TunerRoute::of("/admin/tuner/approve/2.1"), Some(TunerRoute::Order(approve)));
+        for path in ["/admin/tuners", "/admin/tuner/", "/admin/tuner/approve", "/admin/tuner/thaw"] {
+            assert_eq!(TunerRoute::of(path), None, "{path}");
+        }
+    }
+}

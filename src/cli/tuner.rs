@@ -1,0 +1,210 @@
+//! `sluice tuner show|approve|freeze|resume|reset`: the online tuner of a running gateway.
+//!
+//! Exit codes: 0 done; 1 refused or failed (the message says why and what to do); 2 wrong usage.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::admin_command::{exit_code, with_client};
+use crate::admin::{AdminClient, AdminClientError, encode};
+use crate::config;
+use crate::online::{GroupReport, TimedEvent, TunerReport};
+
+/// The online tuner of a running gateway.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TunerArgs {
+    /// The admin port
+    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
+    pub admin: String,
+    /// The admin token, if the gateway has one
+    #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Show what it does, what it would change and why, and what it has done
+    Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Events to show, the latest first
+        #[arg(long, default_value_t = 10, value_name = "N")]
+        events: usize,
+    },
+    /// Let it make a change that it proposed (tuner.mode = "approve")
+    Approve {
+        /// The number of the proposal
+        id: String,
+    },
+    /// Let it make no changes; the one that it is trying is undone
+    Freeze,
+    /// Let it go on
+    Resume,
+    /// Put the limits of the configuration file in force again
+    Reset,
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error(transparent)]
+    Client(#[from] AdminClientError),
+    #[error("cannot write to stdout: {0}")]
+    Output(std::io::Error),
+}
+
+/// Runs the command.
+pub fn run(args: &TunerArgs) -> ExitCode {
+    with_client(&args.admin, args.token.as_deref(), async |client| exit_code(act(client, &args.command).await))
+}
+
+async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
+    let (path, events) = match command {
+        Command::Show { json, events } => {
+            let report: TunerReport = client.get("/admin/tuner").await?;
+            // Cannot fail: all keys are strings.
+            let as_json = || serde_json::to_string(&report).unwrap_or_default();
+            return print(&if *json { as_json() } else { text(&report, *events) });
+        }
+        Command::Approve { id } => (format!("/admin/tuner/approve/{}", encode(id)), 0),
+        Command::Freeze => ("/admin/tuner/freeze".to_owned(), 1),
+        Command::Resume => ("/admin/tuner/resume".to_owned(), 0),
+        Command::Reset => ("/admin/tuner/reset".to_owned(), 0),
+    };
+    let report: TunerReport = client.post(&path).await?;
+    print(&text(&report, events))
+}
+
+fn print(text: &str) -> Result<(), Failed> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failed::Output)
+}
+
+fn text(report: &TunerReport, events: usize) -> String {
+    let mut text = match (report.mode.as_str(), &report.frozen) {
+        ("off", _) => return "the tuner is off (tuner.mode)".to_owned(),
+        (mode, Some(why)) => {
+            format!("frozen {why}: makes no changes (tuner.mode is \"{mode}\"; sluice tuner resume)\n")
+        }
+        ("advise", None) => "advises: makes no changes (tuner.mode)\n".to_owned(),
+        ("approve", None) => "makes changes that are approved (tuner.mode)\n".to_owned(),
+        _ => "makes changes (tuner.mode)\n".to_owned(),
+    };
+    for group in &report.groups {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}", of_group(group));
+    }
+    if events > 0 && !report.events.is_empty() {
+        text += "\n";
+        report.events.iter().take(events).for_each(|event| text += &of_event(event));
+    }
+    text.trim_end().to_owned()
+}
+
+fn of_group(group: &GroupReport) -> String {
+    let mut text = format!("{}: {}\n", group.pools.join(", "), group.doing);
+    let _ = writeln!(text, "  {} (target {:.1} %)", group.why, 100.0 * group.target);
+    for limit in &group.limits {
+        let _ = writeln!(text, "  {} = {} (configured: {})", limit.key, limit.in_force, limit.configured);
+    }
+    for found in &group.diagnoses {
+        let on = if found.backends.is_empty() { String::new() } else { format!(" ({})", found.backends.join(", ")) };
+        let advice = if found.advice.is_empty() { String::new() } else { format!(": {}", found.advice) };
+        let _ = writeln!(text, "  {}{on}{advice}", found.evidence);
+    }
+    if let Some(proposal) = &group.proposal {
+        let _ = writeln!(
+            text,
+            "  proposal {}: {} = {} (is {}): {}",
+            proposal.id, proposal.key, proposal.to, proposal.from, proposal.why
+        );
+    }
+    for blocked in &group.blocked {
+        let direction = if blocked.up { "raised" } else { "lowered" };
+        let _ = writeln!(text, "  {} is not {direction} again for {:.0} s: it did not help", blocked.key, blocked.left);
+    }
+    text
+}
+
+fn of_event(TimedEvent { time, event }: &TimedEvent) -> String {
+    let (from, to) = &event.values;
+    format!("{time} {}: {} = {to} (was {from})\n  {}\n", event.kind.word(), event.key, event.why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::online::report::{BlockedReport, LimitReport, ProposalReport};
+    use crate::online::{Diagnosis, Reading};
+    use crate::online::{Event, EventKind};
+
+    #[test]
+    fn a_report_says_what_the_tuner_does_and_would_do() {
+        let values = ("1".to_owned(), "2".to_owned());
+        let event = Event {
+            at: 5.0,
+            kind: EventKind::Undone,
+            key: "pool.all.slots".to_owned(),
+            values,
+            why: "loss 0.3 after 0.1".to_owned(),
+        };
+        let group = GroupReport {
+            pools: vec!["short".to_owned(), "long".to_owned()],
+            doing: "watching".to_owned(),
+            why: "93.0 % of 300 requests met their objectives".to_owned(),
+            attainment: Some(0.93),
+            target: 0.99,
+            limits: vec![LimitReport {
+                key: "pool.short.slots".to_owned(),
+                configured: "4".to_owned(),
+                in_force: "32".to_owned(),
+            }],
+            proposal: Some(ProposalReport {
+                id: "3".to_owned(),
+                key: "pool.long.slots".to_owned(),
+                from: "8".to_owned(),
+                to: "16".to_owned(),
+                why: "a queue".to_owned(),
+            }),
+            blocked: vec![BlockedReport { key: "pool.short.slots".to_owned(), up: false, left: 41.2 }],
+            diagnoses: vec![Diagnosis {
+                reading: Reading::Sequences,
+                backends: vec!["long/a".to_owned()],
+                evidence: "sequences waited".to_owned(),
+                advice: "raise max-num-seqs above 2".to_owned(),
+            }],
+        };
+        let report = TunerReport {
+            mode: "approve".to_owned(),
+            frozen: None,
+            groups: vec![group],
+            events: vec![TimedEvent { time: "2026-11-23T10:00:00Z".to_owned(), event }],
+        };
+        let expected = [
+            "makes changes that are approved (tuner.mode)",
+            "",
+            "short, long: watching",
+            "  93.0 % of 300 requests met their objectives (target 99.0 %)",
+            "  pool.short.slots = 32 (configured: 4)",
+            "  sequences waited (long/a): raise max-num-seqs above 2",
+            "  proposal 3: pool.long.slots = 16 (is 8): a queue",
+            "  pool.short.slots is not lowered again for 41 s: it did not help",
+            "",
+            "2026-11-23T10:00:00Z undone: pool.all.slots = 2 (was 1)",
+            "  loss 0.3 after 0.1",
+        ];
+        assert_eq!(text(&report, 10), expected.join("\n"));
+        let frozen = TunerReport { frozen: Some("by an operator".to_owned()), ..report };
+        assert!(text(&frozen, 0).starts_with("frozen by an operator: makes no changes"));
+        assert_eq!(
+            text(&TunerReport { mode: "off".to_owned(), ..TunerReport::default() }, 3),
+            "the tuner is off (tuner.mode)"
+        );
+    }
+}

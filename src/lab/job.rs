@@ -1,0 +1,108 @@
+//! The task of one request: sends it through the gateway and records its result.
+//!
+//! A task knows nothing of the event loop; what it leaves behind is in [`Ended`], from which the loop goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Method};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::client::{LabClient, LastRecord, seconds};
+use crate::cluster::{Cluster, ParsedRequest};
+use crate::content::content;
+use crate::engine::{Engine, EngineRequest};
+use crate::upstream::{LabUpstream, WORD};
+use sluice_bench::load::conversation::Conversation;
+use sluice_bench::load::workload::LoadRequest;
+use sluice_bench::{Api, Record, RunPlan};
+use sluice_core::openai::Route;
+use sluice_gateway::flow::{Flow, IncomingRequest};
+
+/// The gateway's request path in front of simulated engines.
+pub(crate) type LabFlow = Flow<LabUpstream, LastRecord>;
+
+/// A request that has ended.
+pub(crate) struct Ended {
+    pub(crate) traffic: usize,
+    pub(crate) record: Record,
+    pub(crate) conversation: Option<Box<Conversation>>,
+}
+
+/// The request as an engine parses it.
+pub(crate) fn parsed_request(
+    plan: &RunPlan,
+    request: &LoadRequest,
+    record: &Record,
+    conversation: Option<&Conversation>,
+) -> ParsedRequest {
+    let response = conversation.map(|conversation| (conversation.response_segment(), request.output_tokens));
+    let names = &plan.workload.adapters.names;
+    let model = request.adapter.and_then(|adapter| names.get(adapter as usize)).unwrap_or(&plan.workload.model);
+    let request = EngineRequest {
+        prompt_tokens: request.prompt_tokens.max(1),
+        output_tokens: request.output_tokens.max(1),
+        adapter: record.adapter.and_then(|adapter| u16::try_from(adapter).ok()),
+        priority: 0,
+        content: content(&request.shared, request.prompt_tokens, record.index, response),
+    };
+    ParsedRequest { request, model: model.as_str().into(), api: plan.workload.api }
+}
+
+/// What the task of one request needs.
+pub(crate) struct Job {
+    pub(crate) flow: Arc<LabFlow>,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) ended: Arc<Mutex<Vec<Ended>>>,
+    pub(crate) api: Api,
+    pub(crate) start: Instant,
+    pub(crate) client_timeout: Option<Duration>,
+}
+
+impl Job {
+    /// Sends a request through the gateway and records its result.
+    pub(crate) async fn serve(
+        self,
+        traffic: usize,
+        request: LoadRequest,
+        mut record: Record,
+        mut conversation: Option<Box<Conversation>>,
+    ) {
+        let id: Arc<str> = record.index.to_string().into();
+        let route = match self.api {
+            Api::Completions => Route::Completions,
+            Api::Chat => Route::ChatCompletions,
+        };
+        let incoming = Box::new(IncomingRequest {
+            route,
+            method: Method::POST,
+            path: self.api.path().to_owned(),
+            headers: HeaderMap::new(),
+            content_type: "application/json".to_owned(),
+            body: request.body,
+            arrived: Instant::now(),
+            request_id: Arc::clone(&id),
+            upstream_id: id,
+            routing: self.flow.routing_table(),
+            key: None,
+            copy_for: None,
+        });
+        let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
+        self.flow.run(incoming, &mut client).await;
+        // `run` wrote the record just before it returned; no other task has run since.
+        let gateway = self.flow.recorder().take();
+        client.complete(&mut record, gateway.as_deref(), request.output_tokens);
+        record.ended = seconds(self.start.elapsed());
+        {
+            let mut state = self.cluster.lock();
+            state.requests.remove(&record.index);
+            let streams: usize = state.engines.iter().map(Engine::streams).sum();
+            debug_assert!(streams <= state.requests.len(), "an engine generates for a client that is gone");
+        }
+        if let Some(conversation) = &mut conversation {
+            conversation.respond(WORD.repeat(request.output_tokens as usize), u64::from(request.output_tokens));
+        }
+        self.ended.lock().push(Ended { traffic, record, conversation });
+    }
+}

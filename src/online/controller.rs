@@ -1,0 +1,451 @@
+//! The controller: tries one change of the limits at a time and keeps those that help.
+//!
+//! ```text
+//!              enough requests, objectives missed                  the queue is short again
+//!   watching --------------------------------------> settling ----------------------------> measuring
+//!      ^  ^          a change is made                    ^                                     |
+//!      |  `----------------- undone: blocked for a while |  <---------- not better ------------+
+//!      `------------------------- kept <------------------------------- better ----------------'
+//! ```
+//!
+//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`GAIN`]. It is undone at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The
+//! same change is not tried again for a while, the longer the more often it failed, unless the load changes.
+//! Objectives that are met are left alone.
+//!
+//! It only proposes the change where it may not act, or waits until an operator approves it ([`Acting`]).
+//!
+//! It stands back when a configuration is applied, a backend enters or leaves rotation, or the clock goes backwards: what was
+//! being tried is undone without a verdict.
+
+use std::time::Duration;
+
+use crate::blocks::Blocks;
+use crate::diagnosis::Experience;
+use crate::event::{Acting, Event, EventKind, Proposal};
+use crate::lengths::Lengths;
+use crate::limits::{Bounds, Knob, Limits};
+use crate::moves::{Direction, Move, Steps, candidates};
+use crate::window::{Score, Window};
+
+/// Requests that a verdict needs.
+const REQUESTS: f64 = 200.0;
+/// Below this loss, requests that miss are rare and come together, and a verdict needs [`MEASURED_MAX`].
+const SMALL_LOSS: f64 = 0.2;
+/// Requests for a first look, which may only stop what is clearly worse, or find that nearly all miss.
+const REQUESTS_SOON: f64 = 40.0;
+/// The shortest time for a verdict.
+const MEASURED: Duration = Duration::from_secs(30);
+/// The shortest time for a first look.
+const MEASURED_SOON: Duration = Duration::from_secs(10);
+/// The longest time in which a verdict is reached; after it, fewer requests must do, down to [`REQUESTS_SOON`].
+const MEASURED_MAX: Duration = Duration::from_secs(120);
+/// The loss at which a first look is enough to try something.
+const GROSS_LOSS: f64 = 0.5;
+/// A gain must be this share of the loss.
+const GAIN: f64 = 0.03;
+/// Standard errors of a difference that count as more than chance before [`MEASURED_MAX`].
+const ERRORS: f64 = 2.5;
+/// The same at the end: a change costs nothing and can be undone, and it was suggested by where requests lose their time. Fewer
+/// prefill permits, which keep short requests from waiting for long ones, are kept if the loss is lower at all.
+const ERRORS_AT_END: f64 = 0.7;
+/// Standard errors for the first look, which is repeated.
+const ERRORS_SOON: f64 = 3.0;
+/// How much worse the loss must be at a first look.
+const WORSE: f64 = 1.3;
+/// A loss above the worst ten seconds of before by this much and this factor ends a trial at once.
+const HARM: (f64, f64) = (0.1, 1.3);
+/// The time after a change in which requests do not count, at least and at most.
+const SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
+/// The longest pause after a change that did not help.
+const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
+/// A change of the arrival rate by this factor is another load.
+const OTHER_RATE: f64 = 2.0;
+/// A Hellinger distance of the prompt lengths that is another load.
+const OTHER_LENGTHS: f64 = 0.35;
+/// Weight of a new window in the remembered load.
+const LOAD_WEIGHT: f64 = 0.3;
+
+/// A change that is being tried.
+#[derive(Clone, Debug)]
+struct Trial {
+    step: Move,
+    before: Limits,
+    score: Score,
+    since: Duration,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Watching,
+    /// Since when and at least until when, and what is being tried.
+    Settling(Duration, Duration, Option<Box<Trial>>),
+    Measuring(Box<Trial>),
+}
+
+/// What the caller has to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Nothing.
+    Wait,
+    /// Begin a new window of observation.
+    Begin,
+    /// Put [`Controller::limits`] in force, and begin a new window.
+    Apply,
+}
+
+/// The controller of pools that serve the same traffic.
+#[derive(Debug)]
+pub struct Controller {
+    names: Vec<String>,
+    acting: Acting,
+    /// The change that it would make, with what it was derived from.
+    proposal: Option<(Proposal, Move, Score)>,
+    approved: Option<u64>,
+    proposals: u64,
+    /// The score of the last window that was long enough, and what follows from it.
+    belief: (Score, String),
+    experience: Experience,
+    bounds: Bounds,
+    target: f64,
+    horizon: Duration,
+    limits: Limits,
+    state: State,
+    steps: Steps,
+    blocks: Blocks,
+    load: Option<(f64, Lengths)>,
+    in_rotation: Option<Vec<usize>>,
+    latest: Duration,
+    events: Vec<Event>,
+}
+
+impl Controller {
+    /// A controller of pools with these names and limits. `target`: the share of requests that shall meet their objectives.
+    /// `horizon`: how long after its arrival a request may still meet them; younger ones do not count yet.
+    pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
+        Self {
+            names,
+            acting,
+            proposal: None,
+            approved: None,
+            proposals: 0,
+            belief: (Score::default(), "no requests were observed yet".to_owned()),
+            experience: Experience::default(),
+            bounds: Bounds::default(),
+            target,
+            horizon,
+            limits,
+            state: State::Watching,
+            steps: Steps::default(),
+            blocks: Blocks::default(),
+            load: None,
+            in_rotation: None,
+            latest: Duration::ZERO,
+            events: Vec::new(),
+        }
+    }
+
+    /// The names of its pools.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The share of requests that shall meet their objectives.
+    pub fn target(&self) -> f64 {
+        self.target
+    }
+
+    /// The limits that shall be in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The limits without the change that is being tried.
+    pub fn kept_limits(&self) -> &Limits {
+        match &self.state {
+            State::Measuring(trial) | State::Settling(_, _, Some(trial)) => &trial.before,
+            _ => &self.limits,
+        }
+    }
+
+    /// Puts limits in force that an earlier controller of the same pools kept.
+    pub fn restore(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// Changes what it may do. What is being tried is undone if it may no longer act.
+    pub fn set_acting(&mut self, acting: Acting, now: Duration) -> Action {
+        if std::mem::replace(&mut self.acting, acting) == acting {
+            return Action::Wait;
+        }
+        self.proposal = None;
+        if acting == Acting::Acts { Action::Wait } else { self.stand_back(now, "the tuner may no longer make changes") }
+    }
+
+    /// The change that it would make.
+    pub fn proposal(&self) -> Option<&Proposal> {
+        self.proposal.as_ref().map(|(proposal, ..)| proposal)
+    }
+
+    /// Approves a proposal. Returns whether it is the present one.
+    pub fn approve(&mut self, id: u64) -> bool {
+        let known = self.proposal().is_some_and(|proposal| proposal.id == id);
+        if known {
+            self.approved = Some(id);
+        }
+        known
+    }
+
+    /// The score of the last window that was long enough, and what the controller makes of it.
+    pub fn belief(&self) -> (&Score, &str) {
+        (&self.belief.0, &self.belief.1)
+    }
+
+    /// What the requests of that window experienced.
+    pub fn experience(&self) -> &Experience {
+        &self.experience
+    }
+
+    /// What it is doing now.
+    pub fn doing(&self) -> String {
+        match &self.state {
+            State::Watching => "watching".to_owned(),
+            State::Settling(_, _, None) => "waiting until what changed last has no effect any more".to_owned(),
+            State::Settling(_, _, Some(trial)) => {
+                format!("tries {}: waiting for its effect", self.show(&trial.step, &trial.before))
+            }
+            State::Measuring(trial) => format!("tries {}: measuring", self.show(&trial.step, &trial.before)),
+        }
+    }
+
+    /// The changes that did not help, and for how many more seconds they are not tried again.
+    pub fn blocked(&self) -> Vec<(String, bool, f64)> {
+        let shown = |(direction, left): (Direction, Duration)| (self.key(direction), direction.up, left.as_secs_f64());
+        self.blocks.closed(self.latest).map(shown).collect()
+    }
+
+    fn key(&self, Direction { pool, knob, .. }: Direction) -> String {
+        format!("pool.{}.{}", self.names[pool], knob.key())
+    }
+
+    fn show(&self, step: &Move, before: &Limits) -> String {
+        let Direction { pool, knob, .. } = step.direction;
+        format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
+    }
+
+    /// What it did since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether it is trying a change.
+    pub fn is_trying(&self) -> bool {
+        matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)))
+    }
+
+    /// Decides what to do at `now`, about once a second. `window`: what was observed since the last action other than
+    /// [`Action::Wait`].
+    pub fn step(&mut self, now: Duration, window: &Window) -> Action {
+        let rotation: Vec<usize> = window.pools.iter().map(|pool| pool.usage.in_rotation).collect();
+        let sampled = window.pools.iter().all(|pool| pool.usage.moments > 0);
+        let moved = sampled && self.in_rotation.replace(rotation.clone()).is_some_and(|known| known != rotation);
+        let back = now < self.latest;
+        self.latest = now;
+        if moved || back {
+            let why = if back { "the clock went backwards" } else { "a backend entered or left rotation" };
+            return self.stand_back(now, why);
+        }
+        match std::mem::replace(&mut self.state, State::Watching) {
+            State::Watching => self.watch(now, window),
+            State::Settling(since, until, trial) => self.settle(now, window, (since, until), trial),
+            State::Measuring(trial) => self.measure(now, window, trial),
+        }
+    }
+
+    /// Ends what is being tried without a verdict.
+    fn stand_back(&mut self, now: Duration, why: &str) -> Action {
+        let trial = match std::mem::replace(&mut self.state, State::Settling(now, now + SETTLE.0, None)) {
+            State::Measuring(trial) | State::Settling(_, _, Some(trial)) => trial,
+            _ => return Action::Begin,
+        };
+        self.note(now, EventKind::StoodBack, &trial, why.to_owned());
+        self.limits = trial.before;
+        Action::Apply
+    }
+
+    fn score(&self, now: Duration, window: &Window) -> (Score, Duration) {
+        let until = now.saturating_sub(self.horizon);
+        (window.score(until), until.saturating_sub(window.from))
+    }
+
+    fn watch(&mut self, now: Duration, window: &Window) -> Action {
+        let approved = self.approved.take();
+        if let Some((_, step, score)) = self.proposal.take_if(|(proposal, ..)| approved == Some(proposal.id)) {
+            self.make(now, step, score);
+            return Action::Apply;
+        }
+        let (score, measured) = self.score(now, window);
+        let enough = score.requests >= REQUESTS && measured >= MEASURED && score.loss >= SMALL_LOSS;
+        let late = score.requests >= REQUESTS_SOON && measured >= MEASURED_MAX;
+        let gross = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON && score.loss >= GROSS_LOSS;
+        if !(enough || late || gross) {
+            return Action::Wait;
+        }
+        self.compare_load(&score, window);
+        // Nor for the sake of a miss that may be chance.
+        let is_met = score.attainment + score.error >= self.target;
+        let attained = 100.0 * score.attainment;
+        self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
+        self.experience = Experience { misses: !is_met, lost: window.lost() };
+        if is_met {
+            self.proposal = None;
+        } else if self.try_next(now, window, score) {
+            return Action::Apply;
+        }
+        if measured >= MEASURED_MAX { Action::Begin } else { Action::Wait }
+    }
+
+    /// Makes or proposes the most promising change that is not blocked. Returns whether it was made.
+    fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
+        let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
+        let all = candidates(window, &self.limits, &self.bounds, &self.steps);
+        let Some(step) = all.into_iter().find(is_open) else {
+            self.belief.1 += "; what may help was tried and did not";
+            self.proposal = None;
+            return false;
+        };
+        match self.acting {
+            Acting::Acts => self.make(now, step, score),
+            Acting::Proposes | Acting::WaitsForApproval => self.propose(now, step, score),
+        }
+        self.acting == Acting::Acts
+    }
+
+    fn propose(&mut self, now: Duration, step: Move, score: Score) {
+        let is_known = self.proposal.as_ref().is_some_and(|(_, known, _)| known.direction == step.direction);
+        if is_known {
+            return;
+        }
+        self.proposals += 1;
+        let Direction { pool, knob, .. } = step.direction;
+        let show = |limits: &Limits| limits.0[pool].show(knob);
+        let proposal = Proposal {
+            id: self.proposals,
+            key: self.key(step.direction),
+            values: (show(&self.limits), show(&step.to)),
+            why: step.why.clone(),
+        };
+        let event = |proposal: Proposal| Event {
+            at: now.as_secs_f64(),
+            kind: EventKind::Proposed,
+            key: proposal.key,
+            values: proposal.values,
+            why: proposal.why,
+        };
+        self.events.push(event(proposal.clone()));
+        self.proposal = Some((proposal, step, score));
+    }
+
+    fn make(&mut self, now: Duration, step: Move, score: Score) {
+        let before = std::mem::replace(&mut self.limits, step.to.clone());
+        let trial = Box::new(Trial { step, before, score, since: now });
+        let missed = 100.0 * (1.0 - score.attainment);
+        let why = format!("{missed:.1} % of {:.0} requests missed an objective; {}", score.requests, trial.step.why);
+        self.note(now, EventKind::Tried, &trial, why);
+        self.state = State::Settling(now, now + SETTLE.0, Some(trial));
+    }
+
+    fn settle(
+        &mut self,
+        now: Duration,
+        window: &Window,
+        (since, until): (Duration, Duration),
+        trial: Option<Box<Trial>>,
+    ) -> Action {
+        let is_quiet = window.pools.iter().all(|pool| pool.usage.queue <= pool.usage.in_rotation);
+        if now < until || (!is_quiet && now < since + SETTLE.1) {
+            self.state = State::Settling(since, until, trial);
+            return Action::Wait;
+        }
+        self.state = trial.map_or(State::Watching, State::Measuring);
+        Action::Begin
+    }
+
+    fn measure(&mut self, now: Duration, window: &Window, trial: Box<Trial>) -> Action {
+        let (score, measured) = self.score(now, window);
+        let before = trial.score;
+        let error = before.error.hypot(score.error);
+        let change = score.loss - before.loss;
+        let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
+        let is_worse = soon && change > ERRORS_SOON * error && score.loss > before.loss * WORSE
+            || Self::does_harm(&window.score(now), &before);
+        let enough = score.requests >= REQUESTS && measured >= MEASURED;
+        let direction = trial.step.direction;
+        let errors = match measured >= MEASURED_MAX {
+            true if direction.knob == Knob::Permits && !direction.up => 0.0,
+            true => ERRORS_AT_END,
+            false => ERRORS,
+        };
+        let is_better = score.requests >= REQUESTS_SOON && -change > (errors * error).max(GAIN * before.loss);
+        let is_decided = is_worse || (enough && is_better);
+        if !is_decided && measured < MEASURED_MAX {
+            self.state = State::Measuring(trial);
+            return Action::Wait;
+        }
+        let result = format!(
+            "loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %, {:.0} requests",
+            score.loss,
+            before.loss,
+            100.0 * score.attainment,
+            100.0 * before.attainment,
+            score.requests
+        );
+        if is_better {
+            self.note(now, EventKind::Kept, &trial, result);
+            self.blocks.reopen(direction, now);
+            self.blocks.close(Direction { up: !direction.up, ..direction }, now);
+            // These requests arrived under the limits in force: the next change can be judged by them.
+            self.state = State::Watching;
+            return self.watch(now, window);
+        }
+        self.note(now, EventKind::Undone, &trial, result);
+        self.blocks.close(direction, now);
+        self.steps.refine(direction.pool, direction.knob);
+        self.limits = trial.before;
+        // What it did to the engines lasts about as long again.
+        let recovered = now + now.saturating_sub(trial.since).clamp(SETTLE.0, COOL_DOWN_MAX);
+        self.state = State::Settling(now, recovered, None);
+        Action::Apply
+    }
+
+    /// Whether the requests that have ended so far lost more than any before within so short a time.
+    fn does_harm(so_far: &Score, before: &Score) -> bool {
+        so_far.requests >= REQUESTS_SOON && so_far.loss > before.peak * HARM.1 + HARM.0
+    }
+
+    /// Forgets what did not help when the load is another one.
+    fn compare_load(&mut self, score: &Score, window: &Window) {
+        let lengths = window.lengths();
+        let Some((rate, known)) = &mut self.load else {
+            self.load = Some((score.rate, lengths));
+            return;
+        };
+        let ratio = score.rate / rate.max(1e-9);
+        if !(OTHER_RATE.recip()..=OTHER_RATE).contains(&ratio) || lengths.distance(known) > OTHER_LENGTHS {
+            self.blocks.clear();
+            self.steps.reset();
+            self.load = Some((score.rate, lengths));
+        } else {
+            *rate += LOAD_WEIGHT * (score.rate - *rate);
+            known.merge(&lengths);
+        }
+    }
+
+    fn note(&mut self, now: Duration, kind: EventKind, trial: &Trial, why: String) {
+        let Direction { pool, knob, .. } = trial.step.direction;
+        let show = |limits: &Limits| limits.0[pool].show(knob);
+        let (old, new) = (show(&trial.before), show(&trial.step.to));
+        let values = if matches!(kind, EventKind::Undone | EventKind::StoodBack) { (new, old) } else { (old, new) };
+        let key = self.key(trial.step.direction);
+        self.events.push(Event { at: now.as_secs_f64(), kind, key, values, why });
+    }
+}

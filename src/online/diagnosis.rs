@@ -1,0 +1,200 @@
+//! Why requests miss their objectives, in words, with the evidence and the flag of vLLM that would change it.
+//!
+//! | what is seen | reading | direction |
+//! |---|---|---|
+//! | sequences wait for an adapter slot | adapter slots | `max-loras` up |
+//! | preemptions, or sequences wait while the KV cache is full | memory | fewer sequences, more memory |
+//! | sequences wait, as many run as ever, the KV cache has room | sequences | `max-num-seqs` up |
+//! | time is lost between tokens | interference of prefills | `long-prefill-token-threshold` or `max-num-batched-tokens` down |
+//! | time is lost on the engine before the first token | prefill | `max-num-batched-tokens` up, more engines |
+//! | time is lost in the gateway's queue | the gateway's own limits | what the tuner moves |
+//! | objectives are met, hardly anything runs | idle | nothing |
+//!
+//! The first rows are seen on an engine's own page, and each may hold for some engines of a pool only.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engines::EngineFacts;
+
+/// Samples that a diagnosis needs of an engine.
+const SAMPLES: usize = 6;
+/// A share of samples at which something must be seen.
+const OFTEN: f64 = 0.3;
+/// Preemptions per minute that matter.
+const PREEMPTIONS: f64 = 1.0;
+/// Below this use, the KV cache has room.
+const KV_ROOM: f64 = 0.8;
+/// As many sequences run as ever from this share of the peak on.
+const AT_PEAK: f64 = 0.95;
+/// Share of the lost time that names a cause.
+const MOST: f64 = 0.5;
+/// Fewer sequences than this, on average, are hardly any.
+const HARDLY_ANY: f64 = 1.0;
+
+/// A reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reading {
+    /// More adapters are used at once than a step may use.
+    AdapterSlots,
+    /// The KV cache is too small for the sequences.
+    Memory,
+    /// Fewer sequences run at once than could.
+    Sequences,
+    /// Prefills slow the decoding of others.
+    Interference,
+    /// Prefills take as long as they take.
+    Prefill,
+    /// A limit of the gateway holds requests up.
+    GatewayLimits,
+    /// There is nothing to gain.
+    Idle,
+    /// The engine's metrics are not known.
+    NoMetrics,
+}
+
+/// A reading with its evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// What is the matter.
+    pub reading: Reading,
+    /// The backends on which it was seen; empty: the pools as a whole.
+    pub backends: Vec<String>,
+    /// What was seen.
+    pub evidence: String,
+    /// What would change it; empty: nothing.
+    pub advice: String,
+}
+
+/// What requests of a group of pools experienced.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Experience {
+    /// Whether objectives are missed by more than chance.
+    pub misses: bool,
+    /// Shares of the lost time: in the queue, on the engine before the first token, between tokens.
+    pub lost: [f64; 3],
+}
+
+/// All readings, the most specific first. `engines`: `pool/backend` and what each shows.
+pub fn diagnose(experience: &Experience, engines: &[(String, EngineFacts)]) -> Vec<Diagnosis> {
+    let mut found: Vec<Diagnosis> = Vec::new();
+    for (name, facts) in engines {
+        let Some((reading, evidence, advice)) = of_engine(facts, experience.misses) else { continue };
+        match found.iter_mut().find(|known| known.reading == reading) {
+            Some(known) => known.backends.push(name.clone()),
+            None => found.push(Diagnosis { reading, backends: vec![name.clone()], evidence, advice }),
+        }
+    }
+    let of_engines = found.iter().any(|known| known.reading != Reading::NoMetrics);
+    if !of_engines && let Some((reading, evidence, advice)) = of_pools(experience, engines) {
+        found.push(Diagnosis { reading, backends: Vec::new(), evidence, advice: advice.to_owned() });
+    }
+    found.sort_by_key(|known| known.reading);
+    found
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+fn of_engine(facts: &EngineFacts, misses: bool) -> Option<(Reading, String, String)> {
+    if facts.missing > MOST {
+        let evidence = "its metrics page is missing or has none of vLLM's names".to_owned();
+        return Some((Reading::NoMetrics, evidence, String::new()));
+    }
+    if facts.samples < SAMPLES {
+        return None;
+    }
+    let waiting = percent(facts.waiting);
+    if facts.deferred >= OFTEN {
+        let (slots, used) = facts.adapters.unwrap_or_default();
+        let evidence = format!(
+            "sequences waited for an adapter slot at {} of the looks; up to {used} adapters had requests, and a step may use {slots}",
+            percent(facts.deferred)
+        );
+        return Some((Reading::AdapterSlots, evidence, format!("raise max-loras above {slots}")));
+    }
+    if facts.preemptions >= PREEMPTIONS || (facts.waiting >= OFTEN && facts.kv_full >= OFTEN) {
+        let evidence = format!(
+            "{:.1} preemptions a minute; the KV cache was full at {} of the looks",
+            facts.preemptions,
+            percent(facts.kv_full)
+        );
+        let fewer = (facts.running_peak * KV_ROOM).round();
+        let advice = format!("lower slots or max-num-seqs to about {fewer}, or raise gpu-memory-utilization");
+        return Some((Reading::Memory, evidence, advice));
+    }
+    let at_peak = facts.running_while_waiting >= AT_PEAK * facts.running_peak;
+    if misses && facts.waiting >= OFTEN && at_peak && facts.kv_while_waiting < KV_ROOM {
+        let running = facts.running_while_waiting;
+        let evidence = format!(
+            "sequences waited at {waiting} of the looks while {running:.0} ran, and {} of the KV cache was in use",
+            percent(facts.kv_while_waiting)
+        );
+        return Some((Reading::Sequences, evidence, format!("raise max-num-seqs above {running:.0}")));
+    }
+    None
+}
+
+fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Option<(Reading, String, &'static str)> {
+    let [queue, engine, decode] = experience.lost;
+    if !experience.misses {
+        let known = || engines.iter().filter(|(_, facts)| facts.samples >= SAMPLES);
+        let running = known().map(|(_, facts)| facts.running).sum::<f64>() / known().count().max(1) as f64;
+        let is_idle = known().next().is_some() && running < HARDLY_ANY;
+        return is_idle
+            .then(|| (Reading::Idle, format!("objectives are met, and {running:.1} sequences run at once"), ""));
+    }
+    if decode >= MOST {
+        let evidence = format!("{} of the lost time is between tokens", percent(decode));
+        return Some((Reading::Interference, evidence, "lower long-prefill-token-threshold or max-num-batched-tokens"));
+    }
+    if engine >= MOST {
+        let evidence = format!("{} of the lost time is on the engines before the first token", percent(engine));
+        let advice = "raise max-num-batched-tokens if TPOT has room, or add engines";
+        return Some((Reading::Prefill, evidence, advice));
+    }
+    let evidence = format!("{} of the lost time is in the gateway's queue", percent(queue));
+    (queue >= MOST).then_some((Reading::GatewayLimits, evidence, "see the limits that the tuner moves"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readings(experience: Experience, engines: &[EngineFacts]) -> Vec<(Reading, usize)> {
+        let named: Vec<_> =
+            engines.iter().enumerate().map(|(number, facts)| (format!("all/gpu{number}"), *facts)).collect();
+        diagnose(&experience, &named).iter().map(|found| (found.reading, found.backends.len())).collect()
+    }
+
+    #[test]
+    fn each_row_of_the_table_is_recognized() {
+        let good = EngineFacts { samples: 60, running: 20.0, running_peak: 40.0, ..EngineFacts::default() };
+        let lost = |queue, engine, decode| Experience { misses: true, lost: [queue, engine, decode] };
+        let full = EngineFacts { waiting: 0.8, running_while_waiting: 40.0, kv_while_waiting: 0.4, ..good };
+        let engine = lost(0.1, 0.9, 0.0);
+        assert_eq!(readings(engine, &[full, full, good]), [(Reading::Sequences, 2)]);
+        assert_eq!(readings(Experience::default(), &[full]), [], "sequences that wait do no harm yet");
+        let crowded = EngineFacts { kv_while_waiting: 0.97, kv_full: 0.6, ..full };
+        assert_eq!(readings(engine, &[crowded]), [(Reading::Memory, 1)]);
+        assert_eq!(readings(engine, &[EngineFacts { preemptions: 4.0, ..good }]), [(Reading::Memory, 1)]);
+        let adapters = EngineFacts { deferred: 0.5, adapters: Some((1, 3)), ..full };
+        assert_eq!(readings(engine, &[adapters, good]), [(Reading::AdapterSlots, 1)]);
+        assert_eq!(readings(engine, &[good]), [(Reading::Prefill, 0)]);
+        assert_eq!(readings(lost(0.2, 0.1, 0.7), &[good]), [(Reading::Interference, 0)]);
+        assert_eq!(readings(lost(0.9, 0.1, 0.0), &[good]), [(Reading::GatewayLimits, 0)]);
+        let idle = EngineFacts { running: 0.2, ..good };
+        assert_eq!(readings(Experience::default(), &[idle]), [(Reading::Idle, 0)]);
+        assert_eq!(readings(Experience::default(), &[good]), []);
+    }
+
+    #[test]
+    fn an_engine_without_metrics_is_named_and_the_others_are_judged() {
+        let none = EngineFacts { missing: 1.0, ..EngineFacts::default() };
+        let lost = Experience { misses: true, lost: [0.0, 0.0, 1.0] };
+        assert_eq!(readings(lost, &[none]), [(Reading::Interference, 0), (Reading::NoMetrics, 1)]);
+        let young = EngineFacts { samples: 3, preemptions: 100.0, ..EngineFacts::default() };
+        assert_eq!(readings(Experience::default(), &[young]), [], "too few samples");
+    }
+}

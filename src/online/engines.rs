@@ -1,0 +1,174 @@
+//! What engines show of themselves on their metrics pages, over the last minutes.
+//!
+//! Counters that go backwards mean that the engine was restarted: what was seen before is forgotten. A page that is missing or has
+//! none of the names is noted as such. Bounds: [`SPAN`] and [`SAMPLES_MAX`] samples of an engine.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use sluice_core::vllm::metrics::MetricsSnapshot;
+
+/// How far back a diagnosis looks.
+pub const SPAN: Duration = Duration::from_secs(300);
+/// The most samples of one engine.
+const SAMPLES_MAX: usize = 120;
+/// A KV cache of which this share is in use is full.
+const KV_FULL: f64 = 0.95;
+
+/// One look at a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineSample {
+    /// Sequences that run.
+    pub running: f64,
+    /// Sequences that wait.
+    pub waiting: f64,
+    /// Share of the KV cache in use.
+    pub kv_usage: f64,
+    /// Preemptions since the engine started.
+    pub preemptions: f64,
+    /// Prompt tokens since then.
+    pub prompt_tokens: f64,
+    /// Sequences that wait for an adapter slot or the like, if the engine shows them.
+    pub deferred: Option<f64>,
+    /// Adapters that one step may use, and those with requests.
+    pub adapters: Option<(u64, usize)>,
+}
+
+impl From<&MetricsSnapshot> for EngineSample {
+    fn from(page: &MetricsSnapshot) -> Self {
+        Self {
+            running: page.running,
+            waiting: page.waiting,
+            kv_usage: page.kv_usage,
+            preemptions: page.preemptions,
+            prompt_tokens: page.prompt_tokens,
+            deferred: page.deferred,
+            adapters: page.adapters.as_ref().map(|adapters| (adapters.slots, adapters.names.len())),
+        }
+    }
+}
+
+/// The samples of one engine.
+#[derive(Clone, Debug, Default)]
+pub struct EngineWatch {
+    samples: VecDeque<(Duration, Option<EngineSample>)>,
+}
+
+/// What the samples say together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineFacts {
+    /// Samples with a page.
+    pub samples: usize,
+    /// Share of the looks that found no page.
+    pub missing: f64,
+    /// Mean of the sequences that run.
+    pub running: f64,
+    /// The most of them.
+    pub running_peak: f64,
+    /// Share of the samples at which sequences waited.
+    pub waiting: f64,
+    /// Median of the sequences that ran at those.
+    pub running_while_waiting: f64,
+    /// Mean share of the KV cache in use at those.
+    pub kv_while_waiting: f64,
+    /// Share of the samples at which the KV cache was full.
+    pub kv_full: f64,
+    /// Preemptions per minute.
+    pub preemptions: f64,
+    /// Share of the samples at which sequences waited for an adapter slot.
+    pub deferred: f64,
+    /// Adapters that one step may use, and the most with requests at once.
+    pub adapters: Option<(u64, usize)>,
+}
+
+impl EngineWatch {
+    /// Adds what was found at `now`.
+    pub fn add(&mut self, now: Duration, sample: Option<EngineSample>) {
+        let last = self.samples.iter().rev().find_map(|(_, sample)| *sample);
+        let restarted = last
+            .zip(sample)
+            .is_some_and(|(last, new)| new.prompt_tokens < last.prompt_tokens || new.preemptions < last.preemptions);
+        let went_back = self.samples.back().is_some_and(|(at, _)| *at > now);
+        if restarted || went_back {
+            self.samples.clear();
+        }
+        self.samples.push_back((now, sample));
+        let from = now.saturating_sub(SPAN);
+        while self.samples.len() > SAMPLES_MAX || self.samples.front().is_some_and(|(at, _)| *at < from) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// What the samples say together.
+    pub fn facts(&self) -> EngineFacts {
+        let seen: Vec<(Duration, EngineSample)> =
+            self.samples.iter().filter_map(|(at, sample)| Some((*at, (*sample)?))).collect();
+        let looks = self.samples.len();
+        let missing = if looks == 0 { 1.0 } else { 1.0 - seen.len() as f64 / looks as f64 };
+        let (Some(first), Some(last)) = (seen.first(), seen.last()) else {
+            return EngineFacts { missing, ..EngineFacts::default() };
+        };
+        let count = seen.len() as f64;
+        let share = |of: &dyn Fn(&EngineSample) -> bool| seen.iter().filter(|(_, s)| of(s)).count() as f64 / count;
+        let mut waiting: Vec<EngineSample> =
+            seen.iter().map(|(_, sample)| *sample).filter(|sample| sample.waiting >= 1.0).collect();
+        waiting.sort_by(|one, other| one.running.total_cmp(&other.running));
+        let minutes = (last.0 - first.0).as_secs_f64() / 60.0;
+        let kv = waiting.iter().map(|sample| sample.kv_usage).sum::<f64>() / waiting.len().max(1) as f64;
+        let adapters = seen.iter().filter_map(|(_, sample)| sample.adapters);
+        EngineFacts {
+            samples: seen.len(),
+            missing,
+            running: seen.iter().map(|(_, sample)| sample.running).sum::<f64>() / count,
+            running_peak: seen.iter().map(|(_, sample)| sample.running).fold(0.0, f64::max),
+            waiting: share(&|sample| sample.waiting >= 1.0),
+            running_while_waiting: waiting.get(waiting.len() / 2).map_or(0.0, |sample| sample.running),
+            kv_while_waiting: kv,
+            kv_full: share(&|sample| sample.kv_usage >= KV_FULL),
+            preemptions: if minutes > 0.0 { (last.1.preemptions - first.1.preemptions) / minutes } else { 0.0 },
+            deferred: share(&|sample| sample.deferred.is_some_and(|deferred| deferred >= 1.0)),
+            adapters: adapters.reduce(|one, other| (other.0, one.1.max(other.1))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_secs(5);
+
+    fn watch(samples: impl IntoIterator<Item = Option<EngineSample>>) -> EngineFacts {
+        let mut watch = EngineWatch::default();
+        for (number, sample) in (1..).zip(samples) {
+            watch.add(STEP * number, sample);
+        }
+        watch.facts()
+    }
+
+    #[test]
+    fn facts_are_of_the_samples_with_a_page() {
+        let sample = |running: f64, waiting: f64, preemptions: f64| {
+            Some(EngineSample { running, waiting, preemptions, kv_usage: 0.5, ..EngineSample::default() })
+        };
+        let facts = watch([sample(1.0, 0.0, 0.0), sample(4.0, 2.0, 1.0), None, sample(4.0, 9.0, 3.0)]);
+        assert_eq!((facts.samples, facts.missing, facts.running), (3, 0.25, 3.0));
+        assert_eq!((facts.running_peak, facts.running_while_waiting, facts.kv_while_waiting), (4.0, 4.0, 0.5));
+        assert_eq!((facts.waiting * 3.0, facts.preemptions), (2.0, 12.0));
+        assert_eq!(watch([None, None]), EngineFacts { missing: 1.0, ..EngineFacts::default() });
+        assert_eq!(watch([]).missing, 1.0);
+    }
+
+    #[test]
+    fn a_restart_and_a_clock_that_goes_back_begin_anew_and_old_samples_are_forgotten() {
+        let sample = |prompt_tokens| Some(EngineSample { prompt_tokens, ..EngineSample::default() });
+        assert_eq!(watch([sample(10.0), sample(20.0), sample(3.0)]).samples, 1);
+        let mut watch = EngineWatch::default();
+        for number in 1..1_000 {
+            watch.add(STEP * number, sample(f64::from(number)));
+        }
+        assert_eq!(watch.facts().samples, 61);
+        watch.add(STEP, sample(5_000.0));
+        assert_eq!(watch.facts().samples, 1);
+    }
+}

@@ -1,0 +1,76 @@
+//! What the controller may do, what it would do, and what it did: plain data for operators, journals and metrics.
+//!
+//! Names of kinds are a contract: they are labels of metrics and words in the journal, and are only ever added.
+
+use serde::{Deserialize, Serialize};
+
+/// What the controller may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acting {
+    /// Propose changes.
+    Proposes,
+    /// Make those that an operator approves.
+    WaitsForApproval,
+    /// Make them.
+    Acts,
+}
+
+/// A change that it would make.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// What an operator approves; unique while the gateway runs.
+    pub id: u64,
+    /// The limit: `pool.NAME.KEY`.
+    pub key: String,
+    /// Its value before and after.
+    pub values: (String, String),
+    /// Why it may help.
+    pub why: String,
+}
+
+/// What the controller did, for the operator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, from the start of the controller, seconds.
+    pub at: f64,
+    /// What.
+    pub kind: EventKind,
+    /// The limit: `pool.NAME.KEY`.
+    pub key: String,
+    /// Its value before and after.
+    pub values: (String, String),
+    /// Why.
+    pub why: String,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A change may help, and the tuner may not make it by itself.
+    Proposed,
+    /// A change was made.
+    Tried,
+    /// It stays.
+    Kept,
+    /// It was undone.
+    Undone,
+    /// It was undone without a verdict, because something else changed.
+    StoodBack,
+}
+
+impl EventKind {
+    /// Every one, in order of declaration.
+    pub const ALL: [Self; 5] = [Self::Proposed, Self::Tried, Self::Kept, Self::Undone, Self::StoodBack];
+
+    /// Its name in metrics and in the journal.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Proposed => "proposed",
+            Self::Tried => "tried",
+            Self::Kept => "kept",
+            Self::Undone => "undone",
+            Self::StoodBack => "stood_back",
+        }
+    }
+}

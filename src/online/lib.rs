@@ -1,0 +1,38 @@
+//! The online tuner: moves the gateway's own limits by what live requests experience.
+//!
+//! ```text
+//!   finished request --> Observer --> Window --.
+//!   pools, every second ------------> Usage ---+--> Controller --> change of Limits --> Tuner --> configuration in force
+//!   metrics pages of engines -----> EngineWatch ---> diagnosis, in words
+//! ```
+//!
+//! The [`Controller`] tries one change at a time. Where the requests that miss their objectives lose their time ([`loss`]) and
+//! which limit holds them up ([`usage`]) suggest the change ([`moves`]); the requests that arrive after it decide whether it
+//! stays. What did not help is undone and not tried again for a while, so the limits come to rest.
+//!
+//! Pure: no clock, no sockets, no configuration file. `sluice serve` runs it on live traffic, `sluice lab` on virtual time.
+
+pub mod lengths;
+pub mod limits;
+pub mod loss;
+pub mod usage;
+pub mod window;
+pub mod engines;
+pub mod diagnosis;
+pub mod moves;
+pub mod blocks;
+pub mod event;
+pub mod controller;
+pub mod report;
+pub mod tuner;
+#[cfg(test)]
+mod tests;
+
+pub use controller::Controller;
+pub use diagnosis::{Diagnosis, Reading};
+pub use engines::EngineSample;
+pub use event::{Event, EventKind};
+pub use limits::{Knob, Limits};
+pub use report::{GroupReport, TimedEvent, TunerReport};
+pub use tuner::{Saved, Tuner};
+pub use window::Observer;

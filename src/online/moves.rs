@@ -1,0 +1,365 @@
+//! Which changes may help, by where requests lose their time and which limits hold them up.
+//!
+//! | lost time | and | change |
+//! |---|---|---|
+//! | in the gateway's queue | no permit was free | more permits; a higher threshold, first where most prompts need a permit |
+//! | | no slot was free | more slots |
+//! | | no room for prompt tokens | a higher limit of them, or none |
+//! | on the engine, before the first token | | fewer permits, a lower threshold, fewer prompt tokens in prefill, fewer slots |
+//! | between tokens | | the same, slots before the threshold |
+//! | any of these | the next pool loses less | the boundary between the two |
+//!
+//! A limit is lowered from what was used, since all above that has no effect. A threshold moves to the next length that
+//! separates prompts: two thresholds between which there are no prompts are the same.
+
+use std::collections::BTreeMap;
+
+use crate::lengths::Lengths;
+use crate::limits::{Bounds, Knob, Limits, PoolLimits};
+use crate::loss::Cause;
+use crate::window::{PoolWindow, Window};
+
+/// Lengths that hold less than this share of the prompt tokens do not matter to a threshold.
+const LENGTHS_SHARE: f64 = 0.05;
+/// Share of a pool's prompt tokens that a boundary moves to the next pool.
+const BOUNDARY_SHARE: f64 = 0.25;
+/// A threshold that makes more than this share of the prompts need a permit is too low.
+const LONG_SHARE: f64 = 0.5;
+/// A limit holds requests up if it was used up at this share of the moments at which they waited.
+const HELD_UP: f64 = 0.25;
+/// The loss of a request from which a pool gives work to an idle neighbour before its own limits are moved.
+const MUCH: f64 = 0.05;
+/// A neighbour that loses less than this share per request counts as idle.
+const IDLE: f64 = 0.25;
+/// Slots for this many times the demand: it varies, and requests take longer the more there are.
+const DEMAND_MARGIN: f64 = 1.5;
+/// Slots are not lowered below this many times the demand.
+const NEED_MARGIN: f64 = 1.15;
+/// Slots are not lowered below this many times the sequences of the widest request.
+const WIDEST_MARGIN: f64 = 2.0;
+/// A boundary stays below this share of the context limit of the engines below it: the output needs room, too.
+const CONTEXT_SHARE: f64 = 0.5;
+/// A pool gives work to the next one if that loses at most this share of its own loss per request.
+const LESS: f64 = 0.5;
+
+/// A limit and the direction in which it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Direction {
+    /// Position of the pool.
+    pub pool: usize,
+    /// What moves.
+    pub knob: Knob,
+    /// Whether its value grows. A limit that appears shrinks, from none.
+    pub up: bool,
+}
+
+/// A change that may help.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Move {
+    /// What moves where.
+    pub direction: Direction,
+    /// All limits after it.
+    pub to: Limits,
+    /// Why it may help.
+    pub why: String,
+}
+
+/// By how much a limit moves in one step, as a factor above 1; finer after a step that did not help.
+#[derive(Clone, Debug, Default)]
+pub struct Steps(BTreeMap<(usize, Knob), f64>);
+
+/// The first step of a limit.
+const FIRST_STEP: f64 = 2.0;
+/// The smallest step.
+const LAST_STEP: f64 = 1.15;
+
+impl Steps {
+    fn of(&self, pool: usize, knob: Knob) -> f64 {
+        self.0.get(&(pool, knob)).copied().unwrap_or(FIRST_STEP)
+    }
+
+    /// A step did not help.
+    pub fn refine(&mut self, pool: usize, knob: Knob) {
+        let step = self.of(pool, knob);
+        self.0.insert((pool, knob), step.sqrt().max(LAST_STEP));
+    }
+
+    /// The load is another one.
+    pub fn reset(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The changes that may help, the most promising first.
+pub fn candidates(window: &Window, limits: &Limits, bounds: &Bounds, steps: &Steps) -> Vec<Move> {
+    let mut pools: Vec<(usize, f64)> =
+        window.pools.iter().map(|pool| pool.causes.iter().sum()).enumerate().filter(|(_, loss)| *loss > 0.0).collect();
+    pools.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let mut moves = Vec::new();
+    for (pool, _) in pools {
+        let seen = &window.pools[pool];
+        let mut causes = [Cause::Queue, Cause::Engine, Cause::Decode];
+        causes.sort_by(|one, other| seen.loss_by(*other).total_cmp(&seen.loss_by(*one)));
+        for cause in causes {
+            if seen.loss_by(cause) > 0.0 {
+                Proposer { window, limits, bounds, steps, pool, seen, moves: &mut moves }.propose(cause);
+            }
+        }
+    }
+    moves
+}
+
+struct Proposer<'a> {
+    window: &'a Window,
+    limits: &'a Limits,
+    bounds: &'a Bounds,
+    steps: &'a Steps,
+    pool: usize,
+    seen: &'a PoolWindow,
+    moves: &'a mut Vec<Move>,
+}
+
+impl Proposer<'_> {
+    fn propose(&mut self, cause: Cause) {
+        let (total, loss) = (self.seen.causes.iter().sum::<f64>(), self.seen.loss_by(cause));
+        let share = format!("{:.0} % of the lost time", 100.0 * loss / total);
+        match cause {
+            Cause::Queue => self.raise(&format!("{share} is in the queue")),
+            Cause::Engine => {
+                let why = format!("{share} is on the engines before the first token");
+                if self.neighbour_is_idle() {
+                    self.boundary(&why);
+                }
+                self.fewer_permits(&why);
+                self.boundary(&why);
+                self.lower_threshold(&why);
+                self.less_prefill(&why);
+                self.fewer_slots(&why);
+            }
+            Cause::Decode => {
+                let why = format!("{share} is between tokens");
+                if self.neighbour_is_idle() {
+                    self.boundary(&why);
+                }
+                self.fewer_permits(&why);
+                self.less_prefill(&why);
+                self.fewer_slots(&why);
+                self.lower_threshold(&why);
+                self.boundary(&why);
+            }
+        }
+    }
+
+    fn own(&self) -> PoolLimits {
+        self.limits.0[self.pool]
+    }
+
+    fn add(&mut self, knob: Knob, up: bool, limits: PoolLimits, why: &str) {
+        let mut to = self.limits.clone();
+        to.0[self.pool] = limits;
+        self.add_all(Direction { pool: self.pool, knob, up }, to, why);
+    }
+
+    fn add_all(&mut self, direction: Direction, to: Limits, why: &str) {
+        if to != *self.limits && !self.moves.iter().any(|known| known.direction == direction) {
+            self.moves.push(Move { direction, to, why: why.to_owned() });
+        }
+    }
+
+    /// Raises the limits that hold requests up. Long prompts wait for permits; the others do not, whether permits are used up or
+    /// not.
+    fn raise(&mut self, why: &str) {
+        let (usage, own) = (self.seen.usage, self.own());
+        let lengths = &self.seen.lengths;
+        if self.neighbour_is_idle() {
+            self.boundary(why);
+        }
+        let long = own.long.map_or(0.0, |(threshold, _)| self.seen.queued.share_above(threshold));
+        let held_up = |moments: u32| f64::from(moments) >= (f64::from(usage.waiting) * HELD_UP).max(1.0);
+        let at = |knob: Knob, moments: u32| {
+            format!("{why}, and {} was used up at {moments} of {} moments", knob.key(), usage.waiting)
+        };
+        let permits = |proposer: &mut Self| {
+            let Some((threshold, _)) = own.long.filter(|_| held_up(usage.no_permits)) else { return };
+            let why = at(Knob::Permits, usage.no_permits);
+            if lengths.share_above(threshold) > LONG_SHARE {
+                proposer.raise_threshold(&why);
+                proposer.more_permits(&why);
+            } else {
+                proposer.more_permits(&why);
+                proposer.raise_threshold(&why);
+            }
+        };
+        let others = |proposer: &mut Self| {
+            if held_up(usage.no_prefill) && usage.no_prefill > usage.no_slots {
+                proposer.more_prefill(&at(Knob::PrefillTokens, usage.no_prefill));
+            }
+            if held_up(usage.no_slots) || usage.slots_peak >= own.slots {
+                proposer.more_slots(&at(Knob::Slots, usage.no_slots));
+            }
+            if held_up(usage.no_prefill) {
+                proposer.more_prefill(&at(Knob::PrefillTokens, usage.no_prefill));
+            }
+        };
+        if long > LONG_SHARE {
+            permits(self);
+            others(self);
+        } else {
+            others(self);
+            permits(self);
+        }
+        self.boundary(why);
+    }
+
+    fn step(&self, knob: Knob) -> f64 {
+        self.steps.of(self.pool, knob)
+    }
+
+    /// A value one step higher, and at least by 1.
+    fn above(&self, knob: Knob, value: u64) -> u64 {
+        ((value as f64 * self.step(knob)).round() as u64).max(value.saturating_add(1))
+    }
+
+    /// A value one step lower, and at least by 1.
+    fn below(&self, knob: Knob, value: u64) -> u64 {
+        ((value as f64 / self.step(knob)).round() as u64).min(value.saturating_sub(1))
+    }
+
+    fn more_slots(&mut self, why: &str) {
+        let own = self.own();
+        let most = u64::from(self.bounds.slots.1.max(own.slots));
+        // Where they are far too few, steps of a factor would take long.
+        let wanted = self.seen.demand().map_or(0, |demand| (demand * DEMAND_MARGIN).ceil() as u64);
+        let slots = self.above(Knob::Slots, own.slots.into()).max(wanted).min(most) as u32;
+        self.add(Knob::Slots, true, PoolLimits { slots, ..own }, why);
+    }
+
+    fn fewer_slots(&mut self, why: &str) {
+        let own = self.own();
+        let used = f64::from(own.slots.min(self.seen.usage.slots_peak));
+        // Below what the load needs, a queue grows without end. Where it needs more than there is, engines are overloaded, and
+        // fewer sequences at once may be faster.
+        let needed = self.seen.demand().filter(|needed| *needed < used).map_or(0.0, |needed| needed * NEED_MARGIN);
+        // A request that takes more sequences than a backend has slots would be refused.
+        let widest = f64::from(self.seen.widest) * WIDEST_MARGIN;
+        let slots = (used / self.step(Knob::Slots).sqrt()).max(needed).max(widest).round() as u32;
+        if slots >= self.bounds.slots.0 && f64::from(slots) < used {
+            self.add(Knob::Slots, false, PoolLimits { slots, ..own }, why);
+        }
+    }
+
+    fn more_permits(&mut self, why: &str) {
+        let own = self.own();
+        let Some((threshold, permits)) = own.permits() else { return };
+        let most = u64::from(self.bounds.permits.1.max(permits));
+        let permits = self.above(Knob::Permits, permits.into()).min(most) as u32;
+        self.add(Knob::Permits, true, PoolLimits { long: Some((threshold, permits)), ..own }, why);
+    }
+
+    fn fewer_permits(&mut self, why: &str) {
+        let own = self.own();
+        let Some((threshold, permits)) = own.permits() else { return };
+        let used = permits.min(self.seen.usage.permits_peak);
+        let permits = self.below(Knob::Permits, used.into()) as u32;
+        if permits >= self.bounds.permits.0 {
+            self.add(Knob::Permits, false, PoolLimits { long: Some((threshold, permits)), ..own }, why);
+        }
+    }
+
+    fn raise_threshold(&mut self, why: &str) {
+        let own = self.own();
+        let Some((threshold, permits)) = own.permits() else { return };
+        let lengths = &self.seen.lengths;
+        let mut found = lengths.next_above(threshold, LENGTHS_SHARE);
+        // Where most prompts need a permit, it is far too low.
+        while let Some(length) = found.filter(|_| lengths.share_above(threshold) > LONG_SHARE)
+            && lengths.share_above(length) > LONG_SHARE / 2.0
+        {
+            found = lengths.next_above(length, LENGTHS_SHARE);
+        }
+        let found = found.unwrap_or(self.bounds.threshold.1);
+        if found > threshold && found <= self.bounds.threshold.1 {
+            self.add(Knob::Threshold, true, PoolLimits { long: Some((found, permits)), ..own }, why);
+        }
+    }
+
+    /// Without a limit on long prompts, one appears: a permit for each engine, for the prompts with most of the tokens.
+    fn lower_threshold(&mut self, why: &str) {
+        let own = self.own();
+        let lengths: &Lengths = &self.seen.lengths;
+        if own.long.is_some() && own.permits().is_none() {
+            return;
+        }
+        let (found, permits) = match own.long {
+            Some((threshold, permits)) => (lengths.next_below(threshold, LENGTHS_SHARE), permits),
+            None => (lengths.next_below(u64::MAX, BOUNDARY_SHARE), self.bounds.permits.0),
+        };
+        let Some(threshold) = found.filter(|found| *found >= self.bounds.threshold.0) else { return };
+        if lengths.share_above(threshold) <= LONG_SHARE {
+            self.add(Knob::Threshold, false, PoolLimits { long: Some((threshold, permits)), ..own }, why);
+        }
+    }
+
+    fn more_prefill(&mut self, why: &str) {
+        let own = self.own();
+        let Some(limit) = own.prefill_tokens else { return };
+        let raised = self.above(Knob::PrefillTokens, limit);
+        let prefill_tokens = Some(raised).filter(|raised| *raised <= self.bounds.prefill_tokens.1);
+        self.add(Knob::PrefillTokens, true, PoolLimits { prefill_tokens, ..own }, why);
+    }
+
+    fn less_prefill(&mut self, why: &str) {
+        let own = self.own();
+        let used = own.prefill_tokens.unwrap_or(u64::MAX).min(self.seen.usage.prefill_peak);
+        let lowered = self.below(Knob::PrefillTokens, used);
+        if lowered >= self.bounds.prefill_tokens.0 {
+            self.add(Knob::PrefillTokens, false, PoolLimits { prefill_tokens: Some(lowered), ..own }, why);
+        }
+    }
+
+    /// Whether much is lost here and next to nothing in a pool of neighbouring lengths.
+    fn neighbour_is_idle(&self) -> bool {
+        let lost = self.seen.loss_per_request();
+        let is_idle = |other: &usize| self.window.pools[*other].loss_per_request() < lost * IDLE;
+        lost > MUCH
+            && (0..self.limits.0.len()).filter(|other| self.is_next_to(*other).is_some()).any(|other| is_idle(&other))
+    }
+
+    /// Whether another pool is home to the lengths right above (true) or right below (false) those of this one.
+    fn is_next_to(&self, other: usize) -> Option<bool> {
+        let (own, theirs) = (self.own().range, self.limits.0[other].range);
+        match (own.1 == Some(theirs.0), theirs.1 == Some(own.0)) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Moves the boundary to a pool of neighbouring lengths that loses less.
+    fn boundary(&mut self, why: &str) {
+        let (own, lost) = (self.own(), self.seen.loss_per_request());
+        for other in 0..self.limits.0.len() {
+            let Some(above) = self.is_next_to(other) else { continue };
+            if self.window.pools[other].loss_per_request() > lost * LESS {
+                continue;
+            }
+            let lengths = &self.seen.lengths;
+            let (at, found) = match (above, own.range.1) {
+                (true, Some(end)) => (self.pool, lengths.next_below(end - 1, BOUNDARY_SHARE)),
+                _ => (other, lengths.next_above(own.range.0, BOUNDARY_SHARE)),
+            };
+            // The range ends before the next length.
+            let to = found.map(|length| length + 1);
+            // The pool below the boundary must be able to serve what it gets.
+            let context = self.window.pools[at].usage.context.map(|tokens| (tokens as f64 * CONTEXT_SHARE) as u64);
+            let is_raised = !above;
+            let fits = |to: &u64| !is_raised || context.is_none_or(|most| *to <= most);
+            let is_within = |to: &u64| (self.bounds.boundary.0..=self.bounds.boundary.1).contains(to) && fits(to);
+            let to = to.filter(is_within);
+            if let Some(moved) = to.and_then(|to| self.limits.with_boundary(at, to)) {
+                let direction = Direction { pool: at, knob: Knob::Boundary, up: !above };
+                self.add_all(direction, moved, &format!("{why}, and the next pool loses less"));
+            }
+        }
+    }
+}

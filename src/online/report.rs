@@ -1,0 +1,92 @@
+//! The tuner as the admin API shows it: plain numbers and texts, which the command line reads back.
+//!
+//! Times are in seconds, shares are fractions. What is not known is absent. Events have their times from the gateway's composition,
+//! because the tuner itself knows no calendar.
+
+use serde::{Deserialize, Serialize};
+
+use crate::diagnosis::Diagnosis;
+use crate::event::Event;
+
+/// An event with its time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimedEvent {
+    /// RFC 3339.
+    pub time: String,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// The tuner.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TunerReport {
+    /// `off`, `advise`, `approve` or `apply`.
+    pub mode: String,
+    /// Why it makes no changes whatever its mode, if it was frozen or must not now.
+    pub frozen: Option<String>,
+    /// Pools that serve the same models are tuned together.
+    pub groups: Vec<GroupReport>,
+    /// What it did last, the latest first.
+    pub events: Vec<TimedEvent>,
+}
+
+/// Pools that serve the same models.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GroupReport {
+    /// Their names.
+    pub pools: Vec<String>,
+    /// What the tuner is doing now.
+    pub doing: String,
+    /// What it believes.
+    pub why: String,
+    /// Share of the requests that met their objectives in the last window; absent before the first one.
+    pub attainment: Option<f64>,
+    /// The share that should.
+    pub target: f64,
+    /// Limits that are not those of the configuration file.
+    pub limits: Vec<LimitReport>,
+    /// The change that it would make.
+    pub proposal: Option<ProposalReport>,
+    /// Changes that did not help.
+    pub blocked: Vec<BlockedReport>,
+    /// Why objectives are missed, with the evidence.
+    pub diagnoses: Vec<Diagnosis>,
+}
+
+/// A limit that the tuner moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LimitReport {
+    /// `pool.NAME.KEY`.
+    pub key: String,
+    /// Its value in the configuration file.
+    pub configured: String,
+    /// Its value now.
+    pub in_force: String,
+}
+
+/// A change that the tuner would make.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProposalReport {
+    /// For `sluice tuner approve`.
+    pub id: String,
+    /// `pool.NAME.KEY`.
+    pub key: String,
+    /// Its value now.
+    pub from: String,
+    /// Its value after the change.
+    pub to: String,
+    /// Why it may help.
+    pub why: String,
+}
+
+/// A change that did not help.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockedReport {
+    /// `pool.NAME.KEY`.
+    pub key: String,
+    /// Whether it was raised.
+    pub up: bool,
+    /// Seconds until it may be tried again.
+    pub left: f64,
+}

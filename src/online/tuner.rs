@@ -1,0 +1,305 @@
+//! The tuner of a whole configuration: a [`Controller`] for each group of pools that serve the same models.
+//!
+//! Pools of one group take requests from each other when a limit moves, so they are judged together; groups are independent.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::controller::{Action, Controller};
+use crate::diagnosis::diagnose;
+use crate::engines::{EngineSample, EngineWatch};
+use crate::event::{Acting, Event};
+use crate::limits::{Knob, Limits};
+use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
+use crate::window::Observer;
+use sluice_gateway::config::{Config, ModelScope, Pool, TunerMode};
+use sluice_gateway::pool::PoolView;
+
+/// How long after its arrival a request counts, where no objective says how long it may take.
+const HORIZON: Duration = Duration::from_secs(5);
+/// The same at most.
+const HORIZON_MAX: Duration = Duration::from_secs(20);
+/// A request that takes this many times its bound has missed it, and counts by then.
+const HORIZON_OF_BOUND: f64 = 1.5;
+
+#[derive(Debug)]
+struct Group {
+    pools: Vec<usize>,
+    controller: Controller,
+    has_objectives: bool,
+    /// What the engines show, by `pool/backend`.
+    engines: BTreeMap<String, EngineWatch>,
+}
+
+/// See the header of this file.
+#[derive(Debug)]
+pub struct Tuner {
+    mode: TunerMode,
+    configured: Limits,
+    /// What the limits depend on: pools, their models and objectives, as text.
+    context: String,
+    groups: Vec<Group>,
+    frozen: Option<String>,
+    /// Why it makes no changes for now.
+    hindrance: Option<&'static str>,
+}
+
+/// What survives a restart of the gateway.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    context: String,
+    configured: Limits,
+    kept: Limits,
+    frozen: Option<String>,
+}
+
+impl Tuner {
+    /// A tuner of the pools of a configuration. `observer` begins to observe them.
+    pub fn new(config: &Config, observer: &Observer, now: Duration) -> Self {
+        observer.configure(config, now);
+        let configured = Limits::of(config);
+        let mode = config.tuner.mode;
+        let groups = groups(&config.pools).into_iter().map(|pools| Group::new(pools, config, &configured)).collect();
+        Self { mode, configured, context: context(config), groups, frozen: None, hindrance: None }
+    }
+
+    /// A configuration is about to be in force. If its limits and objectives are those that the tuner began with, the limits that
+    /// it has found since are put into `config`; otherwise it begins anew with those of `config`.
+    pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
+        let is_same = self.context == context(config) && self.configured == Limits::of(config);
+        if is_same && config.tuner.mode != TunerMode::Off {
+            self.mode = config.tuner.mode;
+            self.follow_mode(observer, now);
+            self.limits().put(config);
+        } else {
+            *self = Self { frozen: self.frozen.take(), ..Self::new(config, observer, now) };
+            self.follow_mode(observer, now);
+        }
+    }
+
+    /// Takes over what an earlier gateway saved, if it had the same pools, limits and objectives. Returns whether it had.
+    pub fn restore(&mut self, saved: Saved, observer: &Observer, now: Duration) -> bool {
+        let is_same = saved.context == self.context && saved.configured == self.configured;
+        if is_same && self.mode != TunerMode::Off && saved.kept.0.len() == self.configured.0.len() {
+            for Group { pools, controller, .. } in &mut self.groups {
+                controller.restore(Limits(pools.iter().map(|at| saved.kept.0[*at]).collect()));
+            }
+        }
+        self.frozen = saved.frozen;
+        self.follow_mode(observer, now);
+        is_same
+    }
+
+    /// What a later gateway may take over.
+    pub fn saved(&self) -> Saved {
+        Saved {
+            context: self.context.clone(),
+            configured: self.configured.clone(),
+            kept: self.gathered(Controller::kept_limits),
+            frozen: self.frozen.clone(),
+        }
+    }
+
+    /// Looks at the pools, about once a second. Returns whether other [`limits`](Self::limits) shall be in force now.
+    pub fn step(&mut self, view: &[PoolView], observer: &Observer, now: Duration) -> bool {
+        if self.mode == TunerMode::Off {
+            return false;
+        }
+        observer.sample(view);
+        let mut changed = false;
+        for Group { pools, controller, .. } in &mut self.groups {
+            let action = controller.step(now, &observer.window(pools));
+            changed |= carry_out(&action, pools, observer, now);
+        }
+        changed
+    }
+
+    /// Notes what the metrics page of the engine of a backend of `pool` shows; `None`: there is none.
+    pub fn note_engine(&mut self, pool: &str, backend: &str, sample: Option<EngineSample>, now: Duration) {
+        let of_pool = |group: &&mut Group| group.controller.names().iter().any(|name| name == pool);
+        if let Some(group) = self.groups.iter_mut().find(of_pool) {
+            group.engines.entry(format!("{pool}/{backend}")).or_default().add(now, sample);
+        }
+    }
+
+    /// The limits that shall be in force.
+    pub fn limits(&self) -> Limits {
+        self.gathered(Controller::limits)
+    }
+
+    fn gathered(&self, of: impl Fn(&Controller) -> &Limits) -> Limits {
+        let mut all = self.configured.clone();
+        for Group { pools, controller, .. } in &self.groups {
+            for (at, limits) in pools.iter().zip(&of(controller).0) {
+                all.0[*at] = *limits;
+            }
+        }
+        all
+    }
+
+    /// Makes no changes from now on, and undoes the one that is being tried; `None`: goes on. Returns whether other
+    /// [`limits`](Self::limits) shall be in force now.
+    pub fn freeze(&mut self, why: Option<String>, observer: &Observer, now: Duration) -> bool {
+        self.frozen = why;
+        self.follow_mode(observer, now)
+    }
+
+    /// Makes no changes as long as there is a reason not to, and undoes the one that is being tried. Returns whether other
+    /// [`limits`](Self::limits) shall be in force now.
+    pub fn hinder(&mut self, why: Option<&'static str>, observer: &Observer, now: Duration) -> bool {
+        self.hindrance != why && {
+            self.hindrance = why;
+            self.follow_mode(observer, now)
+        }
+    }
+
+    /// Puts the limits of the configuration in force again.
+    pub fn reset(&mut self, config: &Config, observer: &Observer, now: Duration) {
+        let mut config = config.clone();
+        self.configured.put(&mut config);
+        *self = Self { frozen: self.frozen.take(), ..Self::new(&config, observer, now) };
+        self.follow_mode(observer, now);
+    }
+
+    /// Its mode, by the configuration in force.
+    pub fn mode(&self) -> TunerMode {
+        self.mode
+    }
+
+    /// Approves a proposal. Returns whether there is one of that number.
+    pub fn approve(&mut self, id: &str) -> bool {
+        let (group, number) = id.split_once('.').unwrap_or(("1", id));
+        let (Ok(group), Ok(number)) = (group.parse::<usize>(), number.parse()) else { return false };
+        let group = group.checked_sub(1).and_then(|at| self.groups.get_mut(at));
+        group.is_some_and(|group| group.controller.approve(number))
+    }
+
+    fn follow_mode(&mut self, observer: &Observer, now: Duration) -> bool {
+        let only_advises = self.frozen.is_some() || self.hindrance.is_some();
+        let acting = acting(if only_advises { TunerMode::Advise } else { self.mode });
+        let mut changed = false;
+        for Group { pools, controller, .. } in &mut self.groups {
+            let action = controller.set_acting(acting, now);
+            changed |= carry_out(&action, pools, observer, now);
+        }
+        changed
+    }
+
+    /// What it does and why.
+    pub fn report(&self) -> TunerReport {
+        let several = self.groups.len() > 1;
+        TunerReport {
+            mode: self.mode.word().to_owned(),
+            frozen: self.frozen.clone().or_else(|| self.hindrance.map(str::to_owned)),
+            groups: (1..).zip(&self.groups).map(|(number, group)| self.report_of(number, several, group)).collect(),
+            events: Vec::new(),
+        }
+    }
+
+    fn report_of(&self, number: usize, several: bool, group: &Group) -> GroupReport {
+        let Group { pools, controller, engines, .. } = group;
+        let (score, why) = controller.belief();
+        let why = if group.has_objectives {
+            why
+        } else {
+            "there are no objectives to tune by: set ttft, tpot or e2el in [slo]"
+        };
+        let mut limits = Vec::new();
+        for (at, own) in pools.iter().zip(controller.limits().0.iter().enumerate()) {
+            let (place, in_force) = own;
+            for knob in Knob::ALL {
+                let (configured, now) = (self.configured.0[*at].show(knob), in_force.show(knob));
+                if configured != now {
+                    let key = format!("pool.{}.{}", controller.names()[place], knob.key());
+                    limits.push(LimitReport { key, configured, in_force: now });
+                }
+            }
+        }
+        let proposal = controller.proposal().map(|proposal| ProposalReport {
+            id: if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() },
+            key: proposal.key.clone(),
+            from: proposal.values.0.clone(),
+            to: proposal.values.1.clone(),
+            why: proposal.why.clone(),
+        });
+        let facts: Vec<_> = engines.iter().map(|(name, watch)| (name.clone(), watch.facts())).collect();
+        let blocked = controller.blocked().into_iter().map(|(key, up, left)| BlockedReport { key, up, left }).collect();
+        GroupReport {
+            pools: controller.names().to_vec(),
+            doing: controller.doing(),
+            why: why.to_owned(),
+            attainment: (score.requests > 0.0).then_some(score.attainment),
+            target: controller.target(),
+            limits,
+            proposal,
+            blocked,
+            diagnoses: diagnose(controller.experience(), &facts),
+        }
+    }
+
+    /// What it did since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.groups.iter_mut().flat_map(|group| group.controller.take_events()).collect()
+    }
+}
+
+fn acting(mode: TunerMode) -> Acting {
+    match mode {
+        TunerMode::Off | TunerMode::Advise => Acting::Proposes,
+        TunerMode::Approve => Acting::WaitsForApproval,
+        TunerMode::Apply => Acting::Acts,
+    }
+}
+
+/// Begins a window where an action asks for it. Returns whether other limits shall be in force.
+fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duration) -> bool {
+    if *action != Action::Wait {
+        observer.begin(pools, now);
+    }
+    *action == Action::Apply
+}
+
+/// What the best limits depend on, apart from the load: names, models, backends and objectives of the pools.
+fn context(config: &Config) -> String {
+    let pool = |pool: &Pool| {
+        let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
+        format!("{} {:?} {:?} {:?}", pool.name, pool.models, backends, pool.slo)
+    };
+    config.pools.iter().map(pool).collect::<Vec<_>>().join("\n")
+}
+
+impl Group {
+    fn new(pools: Vec<usize>, config: &Config, configured: &Limits) -> Self {
+        let own = || pools.iter().map(|at| &config.pools[*at]);
+        let names = own().map(|pool| pool.name.clone()).collect();
+        let limits = Limits(pools.iter().map(|at| configured.0[*at]).collect());
+        let target = own().map(|pool| pool.slo.attainment).fold(0.0, f64::max);
+        let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
+        let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
+        let controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
+        let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
+        Self { pools: pools.clone(), controller, has_objectives, engines: BTreeMap::new() }
+    }
+}
+
+/// The pools that serve a common model, directly or through others, each group in the order of the configuration. Pools of arms
+/// alone are left out: an experiment judges them.
+fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
+    let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {
+        (ModelScope::Only(own), ModelScope::Only(theirs)) => own.iter().any(|model| theirs.contains(model)),
+        _ => true,
+    };
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| !pool.arms_only) {
+        let (with, without): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| group.iter().any(|other| share(pool, &pools[*other])));
+        groups = without;
+        let mut joined: Vec<usize> = with.into_iter().flatten().chain([at]).collect();
+        joined.sort_unstable();
+        groups.push(joined);
+    }
+    groups.sort();
+    groups
+}

@@ -1,0 +1,281 @@
+//! Windows: what the requests that arrived since a moment experienced, pool by pool.
+//!
+//! Requests count by their arrival, so those that arrived under other limits do not count, however late they end. They are
+//! gathered in batches of [`BATCH`], because requests that arrive together fare alike: the error of a mean is that of the batches
+//! (Law and Kelton, "Simulation Modeling and Analysis", batch means).
+//!
+//! Bounds: [`BATCHES_MAX`] batches; later arrivals are not counted until the next window.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::lengths::Lengths;
+use crate::loss::{Cause, Judged, Undisturbed, judge};
+use crate::usage::Usage;
+use sluice_core::meter::slo::Objectives;
+use sluice_gateway::config::Config;
+use sluice_gateway::flow::Record;
+use sluice_gateway::pool::PoolView;
+
+/// Length of a batch.
+pub const BATCH: Duration = Duration::from_secs(5);
+/// The most batches of a window: 40 minutes.
+const BATCHES_MAX: usize = 480;
+/// A queue of more than this many requests for each backend is long: those in it count as late.
+const LONG_QUEUE: usize = 16;
+/// The loss of a request in a long queue: between that of one that is late and one that is shed.
+const LOSS_OF_WAITING: f64 = 2.0;
+/// By how much the shortest time per output token that was seen is forgotten with each request.
+const FORGET: f64 = 1.0005;
+/// Prompt tokens per second until backends have shown theirs.
+const PREFILL_RATE: f64 = 10_000.0;
+
+/// The requests of one batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// How many.
+    pub requests: f64,
+    /// Sum of their losses.
+    pub loss: f64,
+    /// How many missed an objective.
+    pub missed: f64,
+}
+
+/// One pool in a window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PoolWindow {
+    /// When it began; earlier arrivals do not count.
+    from: Duration,
+    /// Its requests, by arrival.
+    pub batches: Vec<Batch>,
+    /// Their lengths.
+    pub lengths: Lengths,
+    /// Those of the ones that lost their time in the queue.
+    pub queued: Lengths,
+    /// Loss by cause: queue, engine, decode.
+    pub causes: [f64; 3],
+    /// Requests that were served, and the seconds for which they were on a backend, all together.
+    pub served: (f64, f64),
+    /// The most sequences that one request has taken since the pool was configured.
+    pub widest: u32,
+    /// How its limits were used.
+    pub usage: Usage,
+}
+
+impl PoolWindow {
+    /// An empty window that begins at `from`.
+    pub(crate) fn new(from: Duration) -> Self {
+        Self { from, ..Self::default() }
+    }
+
+    /// Counts a request that arrived at `at`.
+    pub(crate) fn add(&mut self, at: Duration, tokens: u64, judged: Judged) {
+        let Some(since) = at.checked_sub(self.from) else { return };
+        let batch = (since.as_secs_f64() / BATCH.as_secs_f64()) as usize;
+        if batch >= BATCHES_MAX {
+            return;
+        }
+        if self.batches.len() <= batch {
+            self.batches.resize(batch + 1, Batch::default());
+        }
+        let batch = &mut self.batches[batch];
+        batch.requests += 1.0;
+        batch.loss += judged.loss;
+        self.lengths.add(tokens);
+        if let Some(seconds) = judged.service {
+            self.served.0 += 1.0;
+            self.served.1 += seconds;
+        }
+        if let Some(cause) = judged.cause {
+            batch.missed += 1.0;
+            self.causes[cause as usize] += judged.loss;
+            if cause == Cause::Queue {
+                self.queued.add(tokens);
+            }
+        }
+    }
+
+    /// Requests on each backend at once if all were served at the speed of those that are (Little's law). `None`: not known.
+    pub fn demand(&self) -> Option<f64> {
+        let (served, seconds) = self.served;
+        let ended: f64 = self.batches.iter().map(|batch| batch.requests).sum();
+        let arrived = ended + self.usage.queue as f64;
+        let lasted = self.batches.len() as f64 * BATCH.as_secs_f64();
+        let known = served > 0.0 && lasted > 0.0 && self.usage.in_rotation > 0;
+        known.then(|| arrived / lasted * (seconds / served) / self.usage.in_rotation as f64)
+    }
+
+    /// Mean loss of a request.
+    pub fn loss_per_request(&self) -> f64 {
+        self.causes.iter().sum::<f64>() / self.lengths.total().max(1.0)
+    }
+
+    /// Loss with this cause.
+    pub fn loss_by(&self, cause: Cause) -> f64 {
+        self.causes[cause as usize]
+    }
+}
+
+/// Some pools since a moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Window {
+    /// When it began; earlier arrivals do not count.
+    pub from: Duration,
+    /// The pools, as they were asked for.
+    pub pools: Vec<PoolWindow>,
+}
+
+/// The mean loss of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Requests.
+    pub requests: f64,
+    /// Mean loss of a request; see [`crate::loss`].
+    pub loss: f64,
+    /// Its standard error.
+    pub error: f64,
+    /// Share of the requests that met all objectives.
+    pub attainment: f64,
+    /// Requests per second.
+    pub rate: f64,
+    /// The largest mean loss of two batches in a row: requests that miss come together.
+    pub peak: f64,
+}
+
+impl Window {
+    /// The score of the requests that arrived until `until`, of all pools together.
+    pub fn score(&self, until: Duration) -> Score {
+        let batches = (until.saturating_sub(self.from).as_secs_f64() / BATCH.as_secs_f64()).floor() as usize;
+        let mut sums = vec![Batch::default(); batches];
+        for pool in &self.pools {
+            for (sum, batch) in sums.iter_mut().zip(&pool.batches) {
+                sum.requests += batch.requests;
+                sum.loss += batch.loss;
+                sum.missed += batch.missed;
+            }
+        }
+        // Those that wait have not ended, and are so many that they will not be in time.
+        let is_long = |pool: &&PoolWindow| pool.usage.queue > LONG_QUEUE * pool.usage.in_rotation.max(1);
+        let waiting = self.pools.iter().filter(is_long).map(|pool| pool.usage.queue).sum::<usize>() as f64;
+        for sum in &mut sums {
+            let share = waiting / batches as f64;
+            sum.requests += share;
+            sum.loss += share * LOSS_OF_WAITING;
+            sum.missed += share;
+        }
+        let total = |of: fn(&Batch) -> f64| sums.iter().map(of).sum::<f64>();
+        let (requests, missed) = (total(|batch| batch.requests), total(|batch| batch.missed));
+        if requests == 0.0 {
+            return Score { attainment: 1.0, ..Score::default() };
+        }
+        let loss = total(|batch| batch.loss) / requests;
+        // Variance of a ratio of two sums over batches.
+        let residual = sums.iter().map(|batch| (batch.loss - loss * batch.requests).powi(2)).sum::<f64>();
+        let count = sums.len() as f64;
+        let error = if count > 1.0 { (residual * count / (count - 1.0)).sqrt() / requests } else { f64::INFINITY };
+        let seconds = batches as f64 * BATCH.as_secs_f64();
+        let of_two = |two: &[Batch]| {
+            let requests: f64 = two.iter().map(|batch| batch.requests).sum();
+            two.iter().map(|batch| batch.loss).sum::<f64>() / requests.max(1.0)
+        };
+        let peak = sums.windows(2).map(of_two).fold(loss, f64::max);
+        Score { requests, loss, error, attainment: 1.0 - missed / requests, rate: requests / seconds, peak }
+    }
+
+    /// Shares of the lost time by cause: queue, engine, decode; 0 where none is lost.
+    pub fn lost(&self) -> [f64; 3] {
+        let by = |cause: usize| self.pools.iter().map(|pool| pool.causes[cause]).sum::<f64>();
+        let lost = [by(0), by(1), by(2)];
+        let total: f64 = lost.iter().sum();
+        lost.map(|part| if total > 0.0 { part / total } else { 0.0 })
+    }
+
+    /// The lengths of all prompts.
+    pub fn lengths(&self) -> Lengths {
+        let mut all = Lengths::default();
+        self.pools.iter().for_each(|pool| all.merge(&pool.lengths));
+        all
+    }
+}
+
+/// A pool, what it is judged by, and its window.
+#[derive(Debug)]
+struct Observed {
+    name: Arc<str>,
+    objectives: Objectives,
+    undisturbed: Undisturbed,
+    widest: u32,
+    window: PoolWindow,
+}
+
+/// Gathers finished requests from any thread. A request costs a short lock.
+#[derive(Debug, Default)]
+pub struct Observer(Mutex<Vec<Observed>>);
+
+impl Observer {
+    /// Takes over the pools and objectives of a configuration, and begins a window.
+    pub fn configure(&self, config: &Config, now: Duration) {
+        let mut pools = self.0.lock();
+        let known = std::mem::take(&mut *pools);
+        let observed = |pool: &sluice_gateway::config::Pool| Observed {
+            name: pool.name.as_str().into(),
+            objectives: pool.slo.objectives(),
+            widest: 1,
+            undisturbed: known
+                .iter()
+                .find(|other| *other.name == *pool.name)
+                .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
+            window: PoolWindow::new(now),
+        };
+        *pools = config.pools.iter().map(observed).collect();
+    }
+
+    /// A request has ended at `now`.
+    pub fn record(&self, record: &Record, now: Duration) {
+        let Some(home) = record.home.as_ref() else { return };
+        let mut pools = self.0.lock();
+        let Some(pool) = pools.iter_mut().find(|pool| pool.name == *home) else { return };
+        pool.widest = pool.widest.max(record.sequences);
+        let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
+        if let Some(tpot) = tpot {
+            pool.undisturbed.tpot = (pool.undisturbed.tpot * FORGET).min(tpot);
+        }
+        if let Some(judged) = judge(record, &pool.objectives, pool.undisturbed) {
+            let tokens = record.estimate.map_or(0, |estimate| estimate.tokens);
+            pool.window.add(now.saturating_sub(record.total), tokens, judged);
+        }
+    }
+
+    /// Notes how the limits of the pools are used at this moment.
+    pub fn sample(&self, view: &[PoolView]) {
+        for pool in self.0.lock().iter_mut() {
+            let Some(view) = view.iter().find(|view| view.name == pool.name) else { continue };
+            pool.window.usage.count(view);
+            let fastest = view.backends.iter().map(|backend| backend.prefill_rate).fold(0.0, f64::max);
+            if fastest > 0.0 && fastest.is_finite() {
+                pool.undisturbed.prefill_rate = fastest;
+            }
+        }
+    }
+
+    /// What the pools at these positions experienced since their window began.
+    pub fn window(&self, positions: &[usize]) -> Window {
+        let pools = self.0.lock();
+        let window = |pool: &Observed| PoolWindow { widest: pool.widest, ..pool.window.clone() };
+        let pools: Vec<_> = positions.iter().filter_map(|at| Some(window(pools.get(*at)?))).collect();
+        let from = pools.iter().map(|pool| pool.from).max().unwrap_or_default();
+        Window { from, pools }
+    }
+
+    /// Begins a new window of the pools at these positions.
+    pub fn begin(&self, positions: &[usize], now: Duration) {
+        let mut pools = self.0.lock();
+        for at in positions {
+            if let Some(pool) = pools.get_mut(*at) {
+                pool.window = PoolWindow::new(now);
+            }
+        }
+    }
+}

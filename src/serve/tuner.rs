@@ -1,0 +1,150 @@
+//! Lets the online tuner look at the pools every second, puts the limits that it decides on in force, and carries out the orders of
+//! operators.
+//!
+//! Two tasks: one for the pools, and a slower one for the metrics pages of the engines, which only diagnoses use. Both end with
+//! the gateway; neither holds up a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+use super::app::App;
+use super::tuning::Tuning;
+use crate::admin::{TunerControl, TunerError, TunerOrder};
+use crate::config::TunerMode;
+use crate::experiment::Phase;
+use crate::fleet;
+use crate::online::Event;
+use crate::online::{EngineSample, TunerReport};
+
+/// Between two looks at the pools.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Between two looks at the metrics pages of the engines.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// Why it makes no changes meanwhile.
+const COMPARES: &str = "while an experiment compares pools";
+/// Pages that are read at once.
+const LOOKS_AT_ONCE: usize = 16;
+
+impl App {
+    /// Lets the tuner look at the pools until `end` is true.
+    pub(super) async fn keep_tuning(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+            let app = Arc::clone(&self);
+            // It takes the lock of admission, and a change rebuilds the routing table.
+            if let Err(error) = tokio::task::spawn_blocking(move || app.tune()).await {
+                tracing::error!(%error, "the tuner failed");
+            }
+        }
+    }
+
+    /// Reads the metrics pages of all engines until `end` is true.
+    pub(super) async fn keep_watching_engines(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+            tokio::select! {
+                () = self.look_at_engines() => {}
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+        }
+    }
+
+    async fn look_at_engines(&self) {
+        if self.tuning.tuner.lock().mode() == TunerMode::Off {
+            return;
+        }
+        let limit = self.config.load().health.probe_timeout;
+        let (mut pages, room) = (JoinSet::new(), Arc::new(Semaphore::new(LOOKS_AT_ONCE)));
+        for pool in self.admission.view() {
+            for backend in pool.backends.into_iter().filter(|backend| backend.in_rotation()) {
+                let (room, pool) = (Arc::clone(&room), Arc::clone(&pool.name));
+                pages.spawn(async move {
+                    // Never closed.
+                    let _room = room.acquire().await;
+                    (pool, backend.name, fleet::scrape(&backend.address, limit).await)
+                });
+            }
+        }
+        while let Some(page) = pages.join_next().await {
+            let Ok((pool, backend, page)) = page else { continue };
+            let sample = page.as_ref().map(EngineSample::from);
+            let now = self.tuning.started.elapsed();
+            self.tuning.tuner.lock().note_engine(&pool, &backend, sample, now);
+        }
+    }
+
+    fn tune(&self) {
+        let Tuning { tuner, observer, started, .. } = &self.tuning;
+        if tuner.lock().mode() == TunerMode::Off {
+            return;
+        }
+        let view = self.admission.view();
+        let (changed, events) = {
+            let mut tuner = tuner.lock();
+            let now = started.elapsed();
+            let hindered = tuner.hinder(self.compares_pools().then_some(COMPARES), observer, now);
+            (tuner.step(&view, observer, now) || hindered, tuner.take_events())
+        };
+        self.follow(changed, events);
+    }
+
+    /// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
+    fn compares_pools(&self) -> bool {
+        let all = self.learned.experiments.all();
+        let runs = all.iter().filter(|experiment| experiment.state.phase() == Phase::Running);
+        runs.flat_map(|experiment| &experiment.plan.arms).any(|arm| arm.pool.is_some())
+    }
+
+    /// Puts the tuner's limits in force where they have changed, and keeps what it did.
+    fn follow(&self, changed: bool, events: Vec<Event>) {
+        if changed {
+            self.put_limits(|config| self.tuning.tuner.lock().limits().put(config));
+        }
+        self.tuning.keep(events);
+    }
+}
+
+impl TunerControl for App {
+    fn tuner(&self) -> TunerReport {
+        self.tuning.report()
+    }
+
+    fn order_tuner(&self, order: TunerOrder) -> Result<TunerReport, TunerError> {
+        let Tuning { tuner, observer, started, .. } = &self.tuning;
+        let now = started.elapsed();
+        let mut tuner = tuner.lock();
+        let changed = match order {
+            TunerOrder::Freeze => tuner.freeze(Some("by an operator".to_owned()), observer, now),
+            TunerOrder::Resume => tuner.freeze(None, observer, now),
+            TunerOrder::Reset => {
+                tuner.reset(&self.config.load(), observer, now);
+                true
+            }
+            TunerOrder::Approve(id) => {
+                if tuner.mode() != TunerMode::Approve {
+                    return Err(TunerError::NotWaiting { mode: tuner.mode().word().to_owned() });
+                }
+                if !tuner.approve(&id) {
+                    let known: Vec<_> =
+                        tuner.report().groups.into_iter().filter_map(|group| Some(group.proposal?.id)).collect();
+                    return Err(TunerError::UnknownProposal { id, known: known.join(", ") });
+                }
+                false
+            }
+        };
+        let events = tuner.take_events();
+        drop(tuner);
+        self.follow(changed, events);
+        self.tuning.save();
+        Ok(self.tuning.report())
+    }
+}

@@ -1,0 +1,132 @@
+//! The online tuner with what it keeps: what it did last, counts of it, and two files.
+//!
+//! The files are in the folder of the engines' journal (`fleet.state`): `tuner.json` has the limits that were kept, so that the next
+//! gateway goes on with them, unless the configuration has other limits by then; `tuner.jsonl` has every event, one line each.
+//! A change that is being tried when the gateway ends is not kept. A file that cannot be written is reported and changes nothing
+//! else.
+//!
+//! Bounds: [`EVENTS_SHOWN`] events in memory; `tuner.jsonl` is renamed to `tuner.jsonl.1` at [`JOURNAL_MAX`].
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::saved_experiments::read_or_set_aside;
+use crate::config::{Config, TunerMode};
+use crate::fleet;
+use crate::online::{Event, EventKind};
+use crate::online::{Observer, Saved, TimedEvent, Tuner, TunerReport};
+use crate::telemetry::TunerView;
+
+/// The limits that were kept.
+const STATE: &str = "tuner.json";
+/// What the tuner did.
+const JOURNAL: &str = "tuner.jsonl";
+/// Events that the admin API shows.
+const EVENTS_SHOWN: usize = 100;
+/// Bytes of the journal.
+const JOURNAL_MAX: u64 = 16 << 20;
+
+/// The tuner and what belongs to it.
+#[derive(Debug)]
+pub(crate) struct Tuning {
+    pub(super) tuner: Mutex<Tuner>,
+    pub(super) observer: Arc<Observer>,
+    pub(super) started: Instant,
+    folder: PathBuf,
+    recent: Mutex<VecDeque<TimedEvent>>,
+    counts: [AtomicU64; EventKind::ALL.len()],
+}
+
+impl Tuning {
+    /// The tuner of a configuration that is about to be in force, with the limits that an earlier gateway kept in it.
+    pub(super) fn new(config: &mut Config, started: Instant) -> Self {
+        let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
+        let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
+        let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
+        if let Some(saved) = saved.filter(|_| config.tuner.mode != TunerMode::Off) {
+            match tuner.restore(saved, &observer, Duration::ZERO) {
+                true => tuner.limits().put(config),
+                false => tracing::info!("tuner: the configuration has changed since limits were kept: it begins anew"),
+            }
+        }
+        let (recent, counts) = (Mutex::default(), Default::default());
+        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, counts }
+    }
+
+    /// What finished requests are shown to.
+    pub(super) fn observe(&self) -> impl Fn(&crate::flow::Record) + Send + Sync + 'static {
+        let (observer, started) = (Arc::clone(&self.observer), self.started);
+        move |record| observer.record(record, started.elapsed())
+    }
+
+    /// An operator's configuration is about to be in force; see [`Tuner::configure`].
+    pub(super) fn configure(&self, config: &mut Config) {
+        self.tuner.lock().configure(config, &self.observer, self.started.elapsed());
+    }
+
+    /// For the metrics page.
+    pub(super) fn view(&self) -> TunerView {
+        let report = self.tuner.lock().report();
+        TunerView {
+            mode: report.mode,
+            frozen: report.frozen.is_some(),
+            proposals: report.groups.iter().filter(|group| group.proposal.is_some()).count(),
+            events: EventKind::ALL
+                .iter()
+                .zip(&self.counts)
+                .map(|(kind, n)| (kind.word(), n.load(Ordering::Relaxed)))
+                .collect(),
+        }
+    }
+
+    /// For the admin API.
+    pub(super) fn report(&self) -> TunerReport {
+        let events = self.recent.lock().iter().rev().cloned().collect();
+        TunerReport { events, ..self.tuner.lock().report() }
+    }
+
+    /// Logs, counts and saves what the tuner did.
+    pub(super) fn keep(&self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        let mut lines = Vec::new();
+        for event in events {
+            let Event { kind, key, values: (from, to), why, .. } = &event;
+            tracing::info!("tuner: {} {key} = {to} (was {from}): {why}", kind.word());
+            self.counts[*kind as usize].fetch_add(1, Ordering::Relaxed);
+            let timed = TimedEvent { time: format!("{:.0}", Timestamp::now()), event };
+            // Cannot fail: all keys are strings.
+            lines.extend(serde_json::to_vec(&timed).unwrap_or_default());
+            lines.push(b'\n');
+            let mut recent = self.recent.lock();
+            recent.push_back(timed);
+            if recent.len() > EVENTS_SHOWN {
+                recent.pop_front();
+            }
+        }
+        if let Err(error) = fleet::append_state(&self.folder, JOURNAL, &lines, JOURNAL_MAX) {
+            tracing::warn!(folder = %self.folder.display(), %error, "the tuner's journal cannot be written");
+        }
+        self.save();
+    }
+
+    /// Saves the limits that were kept.
+    pub(super) fn save(&self) {
+        // Cannot fail: all keys are strings.
+        let bytes = serde_json::to_vec(&self.tuner.lock().saved()).unwrap_or_default();
+        if let Err(error) = fleet::replace_state(&self.folder, STATE, &bytes) {
+            tracing::warn!(
+                folder = %self.folder.display(), %error,
+                "the tuner's limits cannot be saved; a restart of the gateway begins with those of the configuration"
+            );
+        }
+    }
+}

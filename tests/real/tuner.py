@@ -1,0 +1,201 @@
+"""The online tuner in front of two real vLLM servers, under a load that does not stop.
+
+Usage: tuner.py ROOT      (ROOT from ./setup; `./tuner` does both steps)
+
+Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in ROOT/tuner/.
+
+1. one slot for each engine is too few: the tuner raises the limit while requests run, measures, and keeps it;
+2. no request failed meanwhile, and more are served;
+3. the gateway starts again: the limit that was kept is in force at once, and the journal says what was done;
+4. the operator freezes the tuner and puts the limits of the file in force again;
+5. engines with room for two sequences, behind a gateway without a limit: the metrics of vLLM name the cause.
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+from engine import Failed, Vllm, free_port, get, until
+from gateway import Gateway, binary, model, pool
+from wire import post
+
+CHAT = "/v1/chat/completions"
+CLIENTS = 12
+BODY = {
+    "model": "tiny",
+    "max_tokens": 24,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog."}],
+}
+# The tuner looks for ten seconds at least, waits, and measures for half a minute and 200 requests, at most two minutes.
+DECIDES = 300
+
+
+def check(holds, what):
+    if not holds:
+        raise Failed(str(what))
+
+
+class Load:
+    """Clients that send one request after the other until they are told to end."""
+
+    def __init__(self, url):
+        self.url, self.over, self.ended = url, threading.Event(), []
+        self.pool = concurrent.futures.ThreadPoolExecutor(CLIENTS)
+        self.running = [self.pool.submit(self.client) for _ in range(CLIENTS)]
+
+    def client(self):
+        while not self.over.is_set():
+            answer = post(self.url, CHAT, BODY)
+            self.ended.append((time.monotonic(), answer.status, answer.body.rstrip().endswith(b"data: [DONE]")))
+
+    def end(self):
+        self.over.set()
+        for task in self.running:
+            task.result()
+        self.pool.shutdown()
+        return self.ended
+
+
+class Rig:
+    def __init__(self, root):
+        self.root, self.folder = root, root / "tuner"
+        self.folder.mkdir(exist_ok=True)
+        self.state = self.folder / "state"
+        for name in ("tuner.json", "tuner.jsonl"):
+            (self.state / name).unlink(missing_ok=True)
+        self.gate, self.engines, self.load = None, [], None
+        self.start_engines("wide", 64)
+        self.start_gate(1)
+
+    def start_engines(self, name, sequences):
+        for engine in self.engines:
+            engine.terminate()
+        flags = ["--max-num-seqs", str(sequences)]
+        self.engines = [Vllm(f"{name}{n}", self.root, self.folder, 2048, *flags, port=free_port()) for n in range(2)]
+        for engine in self.engines:
+            engine.healthy()
+
+    def start_gate(self, slots):
+        urls = {f"e{number}": engine.url for number, engine in enumerate(self.engines)}
+        pools = [pool("p", urls, models='["tiny"]', slots=slots)]
+        extra = f'[slo]\nttft = "100ms"\n[tuner]\nmode = "apply"\n[fleet]\nstate = {json.dumps(str(self.state))}'
+        self.gate = Gateway(self.folder, "gate", pools, [model("tiny")], extra)
+
+    def shown(self):
+        return json.loads(get(self.gate.admin + "/admin/tuner")[1])
+
+    def slots(self):
+        pools = json.loads(get(self.gate.admin + "/admin/status")[1])["pools"]
+        return pools[0]["backends"][0]["slots"]["limit"]
+
+    def sluice(self, *arguments):
+        done = subprocess.run([binary(), "tuner", "--admin", self.gate.admin, *arguments], capture_output=True, text=True,
+                              timeout=60, stdin=subprocess.DEVNULL)
+        check(done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def stop(self):
+        if self.load:
+            self.load.over.set()
+        for process in (self.gate, *self.engines):
+            if process:
+                process.terminate()
+
+
+def a_limit_that_is_too_low_is_raised_under_load_and_kept(rig):
+    rig.load = Load(rig.gate.url)
+    kept = lambda: [one for one in rig.shown()["events"] if one["kind"] == "kept" and one["key"] == "pool.p.slots"]
+    found = until("a higher limit is kept", kept, DECIDES, every=1)
+    print("\n".join("  " + line for line in rig.sluice("show").splitlines()))
+    check(rig.slots() > 1 and found[-1]["values"][0] == "1", found)
+
+
+def no_request_failed_and_more_are_served(rig):
+    time.sleep(5)
+    tried = next(one for one in reversed(rig.shown()["events"]) if one["kind"] == "tried")
+    ended = rig.load.end()
+    rig.load = None
+    bad = [one for one in ended if one[1] != 200 or not one[2]]
+    check(not bad, f"{len(bad)} of {len(ended)} failed: {bad[:3]}")
+    rig.gate.idle()
+    first, last = ended[0][0], ended[-1][0]
+    rate = lambda begin, end: sum(begin <= at < end for at, _, _ in ended) / (end - begin)
+    before, after = rate(first, first + 8), rate(last - 8, last)
+    print(f"  {len(ended)} requests, none failed; {before:.1f} a second at first, {after:.1f} at last; {tried['why']}")
+    check(after > before, (before, after))
+
+
+def what_was_kept_survives_a_restart(rig):
+    # The newest event is the first. A change that was being tried when the gateway ended is not kept.
+    kept = next(one for one in rig.shown()["events"] if one["kind"] == "kept")
+    rig.gate.terminate()
+    rig.start_gate(1)
+    check(str(rig.slots()) == kept["values"][1], (rig.slots(), kept))
+    lines = [json.loads(line) for line in (rig.state / "tuner.jsonl").read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    check(kinds[0] == "tried" and "kept" in kinds, kinds)
+
+
+def the_operator_has_the_last_word(rig):
+    check("frozen by an operator" in rig.sluice("freeze"), "the command says so")
+    rig.sluice("reset")
+    check(rig.slots() == 1, "the limit of the file")
+    check("makes changes" in rig.sluice("resume"), "the command says so")
+
+
+def what_holds_requests_up_on_the_engines_is_named(rig):
+    rig.gate.terminate()
+    rig.start_engines("narrow", 2)
+    rig.start_gate(64)
+    rig.load = Load(rig.gate.url)
+
+    def named():
+        found = rig.shown()["groups"][0]["diagnoses"]
+        return [one for one in found if one["reading"] == "sequences" and len(one["backends"]) == 2]
+
+    found = until("too few sequences are named", named, DECIDES, every=1)
+    print(f"  {found[0]['evidence']}: {found[0]['advice']}")
+    check("raise max-num-seqs above 2" in found[0]["advice"], found)
+    ended = rig.load.end()
+    rig.load = None
+    check(all(status == 200 and whole for _, status, whole in ended), "a request failed")
+
+
+STEPS = (
+    a_limit_that_is_too_low_is_raised_under_load_and_kept,
+    no_request_failed_and_more_are_served,
+    what_was_kept_survives_a_restart,
+    the_operator_has_the_last_word,
+    what_holds_requests_up_on_the_engines_is_named,
+)
+
+
+def main():
+    rig, passed = Rig(pathlib.Path(sys.argv[1])), 0
+    try:
+        for step in STEPS:
+            began = time.monotonic()
+            try:
+                step(rig)
+            except (AssertionError, Failed, OSError, KeyError, ValueError, subprocess.SubprocessError):
+                print(f"FAIL {step.__name__}\n{traceback.format_exc()}\n{rig.gate.tail(40)}", flush=True)
+                break  # the steps build on each other
+            passed += 1
+            print(f"ok   {step.__name__} ({time.monotonic() - began:.0f} s)", flush=True)
+    finally:
+        rig.stop()
+    failed = len(STEPS) - passed
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
