@@ -7,14 +7,22 @@ use std::fmt::Display;
 use std::process::ExitCode;
 
 use crate::admin::AdminClient;
+use crate::config;
 
-/// Runs `command` with a client of the admin port at `admin`.
-pub(super) fn with_client(
-    admin: &str,
-    token: Option<&str>,
-    command: impl AsyncFnOnce(&AdminClient) -> ExitCode,
-) -> ExitCode {
-    let client = match AdminClient::new(admin, token) {
+/// The flags that say which gateway.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct AdminPort {
+    /// The admin port
+    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
+    admin: String,
+    /// The admin token, if the gateway has one
+    #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+/// Runs `command` with a client of the admin port.
+pub(super) fn with_client(port: &AdminPort, command: impl AsyncFnOnce(&AdminClient) -> ExitCode) -> ExitCode {
+    let client = match AdminClient::new(&port.admin, port.token.as_deref()) {
         Ok(client) => client,
         Err(error) => return usage(&error),
     };

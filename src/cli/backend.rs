@@ -12,11 +12,10 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::Value;
 
-use super::admin_command::{exit_code, usage, with_client};
+use super::admin_command::{AdminPort, exit_code, usage, with_client};
 use super::backend_list::{self, activity};
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
-use crate::config;
 
 /// Between two polls with `--wait`.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -26,12 +25,8 @@ const FAILED_POLLS_MAX: u32 = 150;
 /// Backends of a running gateway, and the engines it runs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BackendArgs {
-    /// The admin port
-    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
-    pub admin: String,
-    /// The admin token, if the gateway has one
-    #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
-    pub token: Option<String>,
+    #[command(flatten)]
+    port: AdminPort,
     #[command(subcommand)]
     command: Command,
 }
@@ -105,7 +100,7 @@ pub fn run(args: &BackendArgs) -> ExitCode {
     {
         return usage(&error);
     }
-    with_client(&args.admin, args.token.as_deref(), async |client| exit_code(act(client, &args.command).await))
+    with_client(&args.port, async |client| exit_code(act(client, &args.command).await))
 }
 
 async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {

@@ -12,11 +12,10 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
-use super::admin_command::with_client;
+use super::admin_command::{AdminPort, with_client};
 use super::backend_list::activity;
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
-use crate::config;
 use crate::telemetry::Quantiles;
 
 /// Between two polls with `--watch`.
@@ -27,12 +26,8 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 /// Show pools and backends of a running gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StatusArgs {
-    /// The admin port
-    #[arg(long, value_name = "URL", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
-    pub admin: String,
-    /// The admin token, if the gateway has one
-    #[arg(long, value_name = "TOKEN", env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
-    pub token: Option<String>,
+    #[command(flatten)]
+    port: AdminPort,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -43,7 +38,7 @@ pub struct StatusArgs {
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> ExitCode {
-    with_client(&args.admin, args.token.as_deref(), async |client| match args.watch {
+    with_client(&args.port, async |client| match args.watch {
         true => watch(client, args.json).await,
         false => once(client, args.json).await,
     })

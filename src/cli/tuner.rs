@@ -8,20 +8,15 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::admin_command::{exit_code, with_client};
+use super::admin_command::{AdminPort, exit_code, with_client};
 use crate::admin::{AdminClient, AdminClientError, encode};
-use crate::config;
 use crate::online::{GroupReport, TimedEvent, TunerReport};
 
 /// The online tuner of a running gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TunerArgs {
-    /// The admin port
-    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
-    pub admin: String,
-    /// The admin token, if the gateway has one
-    #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]
-    pub token: Option<String>,
+    #[command(flatten)]
+    port: AdminPort,
     #[command(subcommand)]
     command: Command,
 }
@@ -61,7 +56,7 @@ enum Failed {
 
 /// Runs the command.
 pub fn run(args: &TunerArgs) -> ExitCode {
-    with_client(&args.admin, args.token.as_deref(), async |client| exit_code(act(client, &args.command).await))
+    with_client(&args.port, async |client| exit_code(act(client, &args.command).await))
 }
 
 async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
