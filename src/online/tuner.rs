@@ -116,6 +116,11 @@ impl Tuner {
         changed
     }
 
+    /// Whether the metrics pages of engines are of use: with objectives, unless it is off.
+    pub fn needs_pages(&self) -> bool {
+        self.mode != TunerMode::Off && self.groups.iter().any(|group| group.has_objectives)
+    }
+
     /// Notes what the metrics page of the engine of a backend of `pool` shows; `None`: there is none.
     pub fn note_engine(&mut self, pool: &str, backend: &str, sample: Option<EngineSample>, now: Duration) {
         let of_pool = |group: &&mut Group| group.controller.names().iter().any(|name| name == pool);

@@ -21,8 +21,9 @@ use crate::online::{EngineSample, TunerReport};
 
 /// Between two looks at the pools.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Between two looks at the metrics pages of the engines.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// Between two looks at the metrics pages of the engines, as often as Prometheus usually does: vLLM writes the page on the thread
+/// that also serves requests.
+const LOOK_INTERVAL: Duration = Duration::from_secs(15);
 /// Why it makes no changes meanwhile.
 const COMPARES: &str = "while an experiment compares pools";
 /// Pages that are read at once.
@@ -59,7 +60,7 @@ impl App {
     }
 
     async fn look_at_engines(&self) {
-        if self.tuning.tuner.lock().mode() == TunerMode::Off {
+        if !self.tuning.tuner.lock().needs_pages() {
             return;
         }
         let limit = self.config.load().health.probe_timeout;
