@@ -296,8 +296,11 @@ impl Controller {
         let attained = 100.0 * score.attainment;
         self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
         self.experience = Experience { misses: !is_met, lost: window.lost() };
+        let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
         if is_met {
             self.proposal = None;
+        } else if waits {
+            // An operator may be reading it.
         } else if self.try_next(now, window, score) {
             return Action::Apply;
         }

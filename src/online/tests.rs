@@ -135,6 +135,13 @@ fn it_proposes_where_it_may_not_act_and_acts_on_approval() {
     let mut plant = Plant::new(&enough, Acting::Proposes, 4);
     plant.run(3_600);
     assert_eq!((plant.count(EventKind::Proposed), *plant.controller.limits() == limits()), (1, true));
+    // Two causes that take turns do not fill the journal.
+    let turns = |_: &Limits, now: Duration, draw| {
+        (missing(0.4, draw), if now.as_secs() % 20 < 10 { Cause::Queue } else { Cause::Decode })
+    };
+    let mut plant = Plant::new(&turns, Acting::Proposes, 4);
+    plant.run(3_600);
+    assert!((1..=31).contains(&plant.count(EventKind::Proposed)), "{}", plant.count(EventKind::Proposed));
 }
 
 #[test]

@@ -116,8 +116,8 @@ impl Tuner {
         changed
     }
 
-    /// Whether the metrics pages of engines are of use: with objectives, unless it is off.
-    pub fn needs_pages(&self) -> bool {
+    /// Whether there is anything to do: with objectives, unless it is off.
+    pub fn has_work(&self) -> bool {
         self.mode != TunerMode::Off && self.groups.iter().any(|group| group.has_objectives)
     }
 

@@ -60,7 +60,7 @@ impl App {
     }
 
     async fn look_at_engines(&self) {
-        if !self.tuning.tuner.lock().needs_pages() {
+        if !self.tuning.tuner.lock().has_work() {
             return;
         }
         let limit = self.config.load().health.probe_timeout;
@@ -85,7 +85,7 @@ impl App {
 
     fn tune(&self) {
         let Tuning { tuner, observer, started, .. } = &self.tuning;
-        if tuner.lock().mode() == TunerMode::Off {
+        if !tuner.lock().has_work() {
             return;
         }
         let view = self.admission.view();
