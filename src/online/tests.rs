@@ -112,6 +112,9 @@ fn what_does_harm_is_undone_within_seconds() {
     let worse =
         |now: &Limits, _: Duration, draw| (missing(if *now == limits() { 0.05 } else { 0.9 }, draw), Cause::Queue);
     let mut plant = Plant::new(&worse, Acting::Acts, 3);
+    // However long a request may take and still count: those that have ended leave no doubt.
+    let names = vec!["all".to_owned()];
+    plant.controller = Controller::new(names, limits(), 0.99, Duration::from_secs(20), Acting::Acts);
     plant.run(1_200);
     let tried = plant.changes.iter().find(|(_, kind)| *kind == EventKind::Tried).unwrap().0;
     let undone = plant.changes.iter().find(|(_, kind)| *kind == EventKind::Undone).unwrap().0;
@@ -162,6 +165,11 @@ fn it_stands_back_when_something_else_changes() {
             plant.run(1);
         }
         assert_ne!(*plant.controller.limits(), limits());
+        for _ in 0..20 {
+            assert_eq!(*plant.controller.kept_limits(), limits(), "what is being tried is not saved");
+            plant.run(1);
+        }
+        assert!(plant.controller.is_trying());
         disturb(&mut plant);
         plant.run(1);
         assert_eq!((plant.count(EventKind::StoodBack), *plant.controller.limits() == limits()), (1, true), "{name}");
@@ -181,24 +189,24 @@ fn without_requests_nothing_happens() {
 
 #[test]
 fn another_load_may_need_what_did_not_help_before() {
-    let later = |limits: &Limits, now: Duration, draw| {
-        let helps = now > Duration::from_secs(4 * 3600) && limits.0[0].slots > 64;
-        (missing(if helps { 0.0 } else { 0.3 }, draw), Cause::Queue)
-    };
-    let mut plant = Plant::new(&later, Acting::Acts, 7);
-    plant.run(4 * 3600);
-    // Long prompts only, from here on.
-    let change = plant.now;
-    for _ in 0..1_500 {
+    let never = |_: &Limits, _: Duration, draw| (missing(0.3, draw), Cause::Queue);
+    let mut plant = Plant::new(&never, Acting::Acts, 7);
+    let hour = 3_600.0;
+    let closed_for_long =
+        |plant: &Plant<'_>| plant.controller.blocked().iter().filter(|(.., left)| *left > hour).count();
+    while closed_for_long(&plant) < 2 {
+        plant.run(60);
+        assert!(plant.now < Duration::from_secs(7 * 24 * 3600), "nothing is closed for long");
+    }
+    // Twice as many requests from here on, half of them with long prompts.
+    for _ in 0..900 {
         plant.run(1);
         for _ in 0..10 {
             let judged = Judged { loss: missing(0.3, plant.rng.unit()), cause: Some(Cause::Queue), service: None };
-            if plant.own().slots <= 64 {
-                plant.window.pools[0].add(plant.now - SECOND, 30_000, judged);
-            }
+            plant.window.pools[0].add(plant.now - SECOND, 30_000, judged);
         }
     }
-    assert!(plant.own().slots > 64, "{:?}", plant.changes.iter().filter(|(at, _)| *at > change).collect::<Vec<_>>());
+    assert_eq!(closed_for_long(&plant), 0, "{:?}", plant.controller.blocked());
 }
 
 /// A change without any effect costs nothing and is kept less often than undone.
