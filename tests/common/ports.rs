@@ -1,12 +1,13 @@
 //! Ports for servers that tests start as processes, no port given out twice.
 //!
 //! The operating system may reuse an ephemeral port for any outgoing connection as soon as it is free. These ports lie below
-//! the ephemeral range. Each is bound once before it is returned, and a lock file per port keeps concurrent test programs
+//! the ephemeral range. Each refuses a connection before it is returned, and a lock file per port keeps concurrent test programs
 //! from choosing the same one for as long as this process lives.
 
 use parking_lot::Mutex;
 use std::fs::File;
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Below the range of `net.ipv4.ip_local_port_range`, which begins at 32768 by default.
@@ -26,7 +27,10 @@ pub(crate) fn free_port() -> u16 {
         let step = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
         let port = PORTS.start + ((begin + step) % PORTS.len()) as u16;
         let lock = File::options().create(true).append(true).open(folder.join(port.to_string())).unwrap();
-        if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        // A listener of our own would be inherited for a moment by every process that another thread starts meanwhile.
+        let is_free =
+            || TcpStream::connect(("127.0.0.1", port)).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+        if lock.try_lock().is_ok() && is_free() {
             LOCKS.lock().push(lock);
             return port;
         }
