@@ -10,6 +10,8 @@ use clap::Subcommand;
 
 use super::admin_command::{AdminPort, exit_code, with_client};
 use crate::admin::{AdminClient, AdminClientError, encode};
+use crate::online::forecast::Realised;
+use crate::online::report::ProposalReport;
 use crate::online::{GroupReport, TimedEvent, TunerReport};
 
 /// The online tuner of a running gateway.
@@ -95,6 +97,16 @@ fn text(report: &TunerReport, events: usize) -> String {
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}", of_group(group));
     }
+    let engines = &report.engines;
+    if !engines.doing.is_empty() {
+        let _ = writeln!(text, "\nflags of engines: {}\n  {}", engines.doing, engines.why);
+    }
+    if let Some(proposal) = &engines.proposal {
+        let _ = write!(text, "{}", of_proposal(proposal));
+    }
+    for change in &engines.changes {
+        let _ = write!(text, "{}", of_change(change));
+    }
     if events > 0 && !report.events.is_empty() {
         text += "\n";
         report.events.iter().take(events).for_each(|event| text += &of_event(event));
@@ -114,17 +126,33 @@ fn of_group(group: &GroupReport) -> String {
         let _ = writeln!(text, "  {}{on}{advice}", found.evidence);
     }
     if let Some(proposal) = &group.proposal {
-        let _ = writeln!(
-            text,
-            "  proposal {}: {} = {} (is {}): {}",
-            proposal.id, proposal.key, proposal.to, proposal.from, proposal.why
-        );
+        text += &of_proposal(proposal);
     }
     for blocked in &group.blocked {
         let direction = if blocked.up { "raised" } else { "lowered" };
         let _ = writeln!(text, "  {} is not {direction} again for {:.0} s: it did not help", blocked.key, blocked.left);
     }
     text
+}
+
+fn of_proposal(proposal: &ProposalReport) -> String {
+    let ProposalReport { id, key, from, to, why } = proposal;
+    format!("  proposal {id}: {key} = {to} (is {from}): {why}\n")
+}
+
+/// A change of engines that was measured, with what was forecast.
+fn of_change(change: &Realised) -> String {
+    let (from, to) = (change.flag.show(change.values.0), change.flag.show(change.values.1));
+    let forecast = change.forecast.map_or_else(|| "none".to_owned(), |gain| format!("{gain:.3}"));
+    format!(
+        "  {} {} {from} -> {to}: {}, loss lower by {:.3} ({:.3} to {:.3}), forecast {forecast}\n",
+        change.pool,
+        change.flag.name(),
+        change.verdict.replace('_', " "),
+        change.realised,
+        change.range.0,
+        change.range.1
+    )
 }
 
 fn of_event(TimedEvent { time, event }: &TimedEvent) -> String {
@@ -135,7 +163,7 @@ fn of_event(TimedEvent { time, event }: &TimedEvent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::online::report::{BlockedReport, LimitReport, ProposalReport};
+    use crate::online::report::{BlockedReport, LimitReport};
     use crate::online::{Diagnosis, Reading};
     use crate::online::{Event, EventKind};
 
@@ -176,6 +204,7 @@ mod tests {
             }],
         };
         let report = TunerReport {
+            engines: Default::default(),
             mode: "approve".to_owned(),
             frozen: None,
             groups: vec![group],

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::{Engine, EngineRequest, EngineStats};
-use crate::setup::EngineChange;
+use crate::setup::{EngineChange, EngineSetup};
 use sluice_bench::Api;
 use sluice_core::openai::{EditedBody, Route, request};
 use sluice_gateway::config::Endpoint;
@@ -100,6 +100,16 @@ impl Cluster {
 
     pub(crate) fn change(&self, now: Duration, engine: usize, change: EngineChange) {
         self.lock().engines[engine].change(now, change);
+    }
+
+    /// Starts an engine that was stopped as another one.
+    pub(crate) fn start_as(&self, now: Duration, engine: usize, setup: &EngineSetup) {
+        self.lock().engines[engine].start_as(now, setup);
+    }
+
+    /// Requests for which an engine generates tokens.
+    pub(crate) fn streams(&self, engine: usize) -> usize {
+        self.lock().engines[engine].streams()
     }
 
     pub(crate) fn is_up(&self, engine: usize) -> bool {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::output_collector::OutputCollector;
-use crate::setup::EngineChange;
+use crate::setup::{EngineChange, EngineSetup, PlantedFault};
 use sluice_bench::result::record::{ServerSample, ServerSide};
 use sluice_core::base::Rng;
 use sluice_gateway::experiment::EngineAdapters;
@@ -103,6 +103,7 @@ pub(crate) struct Engine {
     /// Whether a sequence waited for an adapter slot after that step.
     was_deferring: bool,
     next_sample: Duration,
+    fault: Option<PlantedFault>,
 }
 
 impl Engine {
@@ -123,7 +124,19 @@ impl Engine {
             last_step: None,
             was_deferring: false,
             next_sample: Duration::ZERO,
+            fault: None,
         }
+    }
+
+    /// Starts again as another engine, which was stopped.
+    pub(crate) fn start_as(&mut self, now: Duration, setup: &EngineSetup) {
+        let seed = Rng::new(self.config.seed).next_u64();
+        self.config = SimConfig { seed, ..setup.sim.clone() };
+        self.fault = setup.fault;
+        self.slower = if let Some(PlantedFault::Slower(factor)) = self.fault { factor } else { 1.0 };
+        self.replace_server(now);
+        self.up = true;
+        self.update_next();
     }
 
     /// Whether it accepts connections.
@@ -184,6 +197,19 @@ impl Engine {
         let id = self.next;
         self.next += 1;
         self.stats.requests += 1;
+        match self.fault {
+            Some(PlantedFault::CrashesAt(count)) if self.streams.len() >= count => {
+                self.change(now, EngineChange::Stop);
+                collector.fail();
+                return id;
+            }
+            Some(PlantedFault::HangsAt(count)) if self.streams.len() >= count => self.change(now, EngineChange::Hang),
+            Some(PlantedFault::FailsAbove(tokens)) if request.prompt_tokens > tokens => {
+                collector.fail();
+                return id;
+            }
+            _ => {}
+        }
         self.stats.side.prompt_tokens += f64::from(request.prompt_tokens);
         self.streams.insert(id, collector);
         let EngineRequest { prompt_tokens, output_tokens, adapter, priority, ref content } = *request;

@@ -23,25 +23,25 @@ use crate::error::LabError;
 use crate::event_queue::{Event, EventQueue};
 use crate::job::{Ended, Job, LabFlow, parsed_request};
 use crate::setup::Lab;
+use crate::tuning::{LabTuner, Surroundings};
 use crate::upstream::LabUpstream;
 use sluice_bench::load::conversation::Conversation;
 use sluice_bench::load::workload::LoadRequest;
 use sluice_bench::result::record::ServerSide;
 use sluice_bench::{Arrival, Extent, Record, RunConfig, RunResult};
 use sluice_core::base::{BackendId, Rng};
-use sluice_gateway::config::{Config, TunerMode};
+use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{AdapterId, Admission};
-use sluice_online::{Event as TunerEvent, Tuner, TunerReport};
+use sluice_online::window::Window;
+use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
 
 /// The longest jump of the clock while requests are in flight, because their timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
 /// tokio checks its timers after this many tasks. It is more than can be ready at once, so all of them run at the same time.
 const EVENT_INTERVAL: u32 = 1 << 30;
-/// Seconds between two looks of the online tuner at the engines.
-const LOOK_EVERY: u64 = 5;
 /// Time between two looks of the online tuner.
 const TUNER_INTERVAL: Duration = Duration::from_secs(1);
 /// Requests of traffic number k (from 0) are numbered from k times this.
@@ -60,6 +60,8 @@ pub struct LabRun {
     pub tuning: Vec<TunerEvent>,
     /// What it believes at the end.
     pub tuner: Option<TunerReport>,
+    /// What requests lost, pool by pool, as the tuner sees it; without a tuner from the start on.
+    pub window: Window,
 }
 
 /// Runs a simulation with a seed. Must not be called inside an asynchronous runtime.
@@ -135,8 +137,7 @@ struct Simulation {
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
     ended: Arc<Mutex<Vec<Ended>>>,
-    tuner: Option<Tuner>,
-    tuning: Vec<TunerEvent>,
+    tuner: Option<LabTuner>,
 }
 
 impl Simulation {
@@ -165,8 +166,11 @@ impl Simulation {
         learned.set_adapters(lab.adapter_names());
         let table = RoutingTable::new(Arc::clone(&lab.config), &layout, &lab.model_names(), &counters, &learned);
         let recorder = LastRecord::new(start);
-        let acts = lab.config.tuner.mode == TunerMode::Apply;
-        let tuner = acts.then(|| Tuner::new(&lab.config, recorder.observer(), Duration::ZERO));
+        let tuner = LabTuner::new(&lab, recorder.observer());
+        if tuner.is_none() {
+            // For the window of the result.
+            recorder.observer().configure(&lab.config, Duration::ZERO);
+        }
         let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), recorder, table);
         let mut simulation = Self {
             events: EventQueue::default(),
@@ -182,7 +186,6 @@ impl Simulation {
             in_flight: BTreeMap::new(),
             ended: Arc::default(),
             tuner,
-            tuning: Vec::new(),
             lab,
         };
         simulation.schedule(seed)?;
@@ -215,6 +218,10 @@ impl Simulation {
     }
 
     async fn run(mut self, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
+        if self.tuner.is_some() {
+            // A canary gets copies of requests.
+            tokio::spawn(Arc::clone(&self.flow).serve_copies());
+        }
         let mut deadline = self.last_arrival + self.lab.give_up_after;
         while self.events.has_requests() || !self.in_flight.is_empty() {
             if self.lab.traffic.iter().any(|plan| matches!(plan.arrival, Arrival::ClosedLoop { .. })) {
@@ -308,22 +315,21 @@ impl Simulation {
         }
     }
 
-    /// Lets the online tuner look at the pools, and puts the limits in force that it decides on.
+    /// Lets the online tuner look at the pools, and puts in force what it decides on.
     fn tune(&mut self, now: Duration) {
         let Some(tuner) = &mut self.tuner else { return };
-        let admission = self.flow.admission();
-        if now.as_secs().is_multiple_of(LOOK_EVERY) {
-            let pools = self.lab.config.pools.iter();
-            let names = pools.flat_map(|pool| pool.backends.iter().map(|backend| (&pool.name, &backend.name)));
-            for ((pool, backend), (_, engine)) in names.zip(&self.backends) {
-                tuner.note_engine(pool, backend, self.cluster.sample(*engine), now);
-            }
-        }
-        let changed = tuner.step(&admission.view(), self.flow.recorder().observer(), now);
-        self.tuning.extend(tuner.take_events());
+        let changed = tuner.step(&Surroundings {
+            now,
+            start: self.start,
+            admission: self.flow.admission(),
+            cluster: &self.cluster,
+            observer: self.flow.recorder().observer(),
+            lab: &self.lab,
+            backends: &self.backends,
+        });
         if changed {
             let mut config = Config::clone(&self.lab.config);
-            tuner.limits().put(&mut config);
+            tuner.put(&mut config);
             self.apply(config, now);
         }
         if self.events.has_requests() || !self.in_flight.is_empty() {
@@ -399,6 +405,7 @@ impl Simulation {
             api: plan.workload.api,
             start: self.start,
             client_timeout: self.lab.client_timeout,
+            has_copies: self.tuner.is_some(),
         };
         tokio::spawn(job.serve(traffic, request, record, conversation));
     }
@@ -406,7 +413,7 @@ impl Simulation {
     fn result(self) -> LabRun {
         #[cfg(test)]
         self.check_released();
-        let Self { lab, mut records, in_flight, cluster, clock, learned, tuning, tuner, .. } = self;
+        let Self { lab, mut records, in_flight, cluster, clock, learned, tuner, flow, .. } = self;
         let experiments = learned.experiments.all();
         let experiments = experiments.iter().map(|experiment| ExperimentReport::new(experiment, false)).collect();
         let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
@@ -418,8 +425,10 @@ impl Simulation {
         let duration = if partial { seconds(clock) } else { duration };
         let config = lab.run_config();
         let result = RunResult { config, duration, partial, requests: records, servers, ..RunResult::default() };
-        let tuner = tuner.map(|tuner| tuner.report());
-        LabRun { result, engines, experiments, tuning, tuner }
+        let pools: Vec<usize> = (0..lab.config.pools.len()).collect();
+        let window = flow.recorder().observer().window(&pools);
+        let (tuning, tuner) = tuner.map(LabTuner::result).unzip();
+        LabRun { result, engines, experiments, tuning: tuning.unwrap_or_default(), tuner, window }
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
 use crate::file::{EngineTable, LabFile, Variant};
+use crate::forecast::forecast;
 use crate::setup::{EngineChange, EngineSetup, Lab};
 use crate::traffic::TrafficDefaults;
 use sluice_bench::RunPlan;
@@ -57,7 +58,7 @@ impl Scenario {
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
         let traffic = self.traffic(&config, variant)?;
         let client_timeout = self.file.client_timeout.map(|period| period.0);
-        Ok(Lab { client_timeout, ..Lab::new(config, engines, traffic) })
+        Ok(Lab { client_timeout, forecaster: Some(forecast), ..Lab::new(config, engines, traffic) })
     }
 
     /// Configuration and traffic of one variant for real engines: with the secrets and the size of this machine.
@@ -263,8 +264,7 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     let [gpu, host, model] = [&table.gpu, &table.host, &table.model].map(|name| Some(preset(name.as_deref()?, folder)));
     let model = model.unwrap_or_else(|| MODEL.to_owned());
     let gpu = variant.gpu.clone().or(gpu).unwrap_or_else(|| GPU.to_owned());
-    let mut argv = vec![model.clone()];
-    flags.iter().for_each(|(name, value)| push_flag(name, value, &mut argv));
+    let argv = argv(&model, flags.iter().map(|(name, value)| (name.as_str(), *value)));
     let mut setup = EngineSetup::vllm(&backend.name, &gpu, host.as_deref(), &model, &argv)?;
     for change in &table.change {
         let stated = [
@@ -282,6 +282,13 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
         setup = setup.changing(change.at.0, what);
     }
     Ok(setup)
+}
+
+/// The words after `vllm serve`.
+pub fn argv<'a>(model: &str, flags: impl IntoIterator<Item = (&'a str, &'a ArgValue)>) -> Vec<String> {
+    let mut argv = vec![model.to_owned()];
+    flags.into_iter().for_each(|(name, value)| push_flag(name, value, &mut argv));
+    argv
 }
 
 /// Appends a flag in the syntax of `vllm serve`.

@@ -9,6 +9,7 @@ use crate::error::LabError;
 use sluice_bench::RunPlan;
 use sluice_core::vllm::args::ServeArgs;
 use sluice_gateway::config::{Config, Endpoint};
+use sluice_online::{Answer, EngineFlag, Flags, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
 /// Virtual time after the last arrival at which a run ends, even if requests are still unfinished.
@@ -28,7 +29,14 @@ pub struct Lab {
     pub client_timeout: Option<Duration>,
     /// Virtual time after the last arrival at which the run ends. Requests that still wait or run are unfinished.
     pub give_up_after: Duration,
+    /// Faults of engines with certain flags, of which the online tuner does not know.
+    pub plants: Vec<Plant>,
+    /// Simulates for the online tuner; `None`: it acts without forecasts.
+    pub forecaster: Option<Forecaster>,
 }
+
+/// Simulates what a question asks, with the configuration and engines of a lab and a seed.
+pub type Forecaster = fn(&Lab, &Question, u64) -> Answer;
 
 /// The simulated engine of one backend.
 #[derive(Clone, Debug)]
@@ -40,6 +48,45 @@ pub struct EngineSetup {
     pub sim: SimConfig,
     /// Changes during the run, with their times from its start, in any order.
     pub changes: Vec<(Duration, EngineChange)>,
+    /// What it was made from, if its flags can be changed.
+    recipe: Option<Recipe>,
+    /// A fault that it has.
+    pub(crate) fault: Option<PlantedFault>,
+}
+
+/// What an engine is made from.
+#[derive(Clone, Debug, PartialEq)]
+struct Recipe {
+    gpu: String,
+    host: Option<String>,
+    model: String,
+    flags: Vec<String>,
+}
+
+/// A fault of engines that run with this value of a flag.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plant {
+    /// The flag.
+    pub flag: EngineFlag,
+    /// Its value.
+    pub value: f64,
+    /// What is wrong.
+    pub fault: PlantedFault,
+}
+
+/// What is wrong with an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PlantedFault {
+    /// Everything takes this many times as long.
+    Slower(f64),
+    /// It crashes when it has so many requests at once.
+    CrashesAt(usize),
+    /// It hangs when it has so many requests at once.
+    HangsAt(usize),
+    /// Prompts of more tokens fail.
+    FailsAbove(u32),
+    /// It does not start.
+    RefusesToStart,
 }
 
 /// A change of an engine during a run.
@@ -62,7 +109,15 @@ pub enum EngineChange {
 impl Lab {
     /// A setup whose runs end [`GIVE_UP_AFTER`] after the last arrival.
     pub fn new(config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
-        Self { config: Arc::new(config), engines, traffic, client_timeout: None, give_up_after: GIVE_UP_AFTER }
+        Self {
+            config: Arc::new(config),
+            engines,
+            traffic,
+            client_timeout: None,
+            give_up_after: GIVE_UP_AFTER,
+            plants: Vec::new(),
+            forecaster: None,
+        }
     }
 }
 
@@ -179,7 +234,47 @@ impl EngineSetup {
         let args = ServeArgs::parse(flags).map_err(|source| LabError::Flags { backend: name(), source })?;
         let sim = SimConfig::from_args(&args, profile);
         let sim = sim.map_err(|source| LabError::Engine { backend: name(), source: Box::new(source) })?;
-        Ok(Self { backend: name(), sim, changes: Vec::new() })
+        let flags = flags.iter().map(|flag| flag.as_ref().to_owned()).collect();
+        let recipe = Recipe { gpu: gpu.to_owned(), host: host.map(str::to_owned), model: model.to_owned(), flags };
+        Ok(Self { backend: name(), sim, changes: Vec::new(), recipe: Some(recipe), fault: None })
+    }
+
+    /// Whether its flags can be changed: it was made from flags.
+    pub fn can_change(&self) -> bool {
+        self.recipe.is_some()
+    }
+
+    /// The same engine with another value of a flag.
+    ///
+    /// # Errors
+    /// vLLM would refuse it.
+    pub fn with_flag(&self, flag: EngineFlag, value: f64) -> Result<Self, LabError> {
+        let Some(Recipe { gpu, host, model, flags }) = &self.recipe else {
+            return Err(LabError::NoEngine(self.backend.clone()));
+        };
+        let mut flags = flags.clone();
+        flags.push(format!("--{}={}", flag.name(), flag.show(value)));
+        let made = Self::vllm(&self.backend, gpu, host.as_deref(), model, &flags)?;
+        Ok(Self { changes: self.changes.clone(), ..made })
+    }
+
+    /// The values of the flags that the online tuner may change, defaults included.
+    pub fn flags(&self) -> Flags {
+        let (engine, sim) = (&self.sim.engine, &self.sim);
+        Flags::from([
+            (EngineFlag::MaxNumSeqs, f64::from(engine.max_num_seqs)),
+            (EngineFlag::MaxNumBatchedTokens, f64::from(engine.max_num_batched_tokens)),
+            (EngineFlag::LongPrefillTokenThreshold, f64::from(engine.long_prefill_token_threshold)),
+            (EngineFlag::MaxCudagraphCaptureSize, f64::from(sim.graphs.largest())),
+            (EngineFlag::GpuMemoryUtilization, (sim.utilisation * 100.0).round() / 100.0),
+        ])
+    }
+
+    /// The same engine with the fault that engines with its flags have.
+    pub(crate) fn planted(&self, plants: &[Plant]) -> Self {
+        let flags = self.flags();
+        let found = plants.iter().find(|plant| flags.get(&plant.flag) == Some(&plant.value));
+        Self { fault: found.map(|plant| plant.fault), ..self.clone() }
     }
 
     /// Adds a change at time `at` from the start of the run.

@@ -3,6 +3,7 @@
 mod experiments;
 mod faults;
 mod measured;
+mod engine_tuner;
 mod tuner;
 
 use std::path::Path;

@@ -105,6 +105,8 @@ pub struct Controller {
     /// The score of the last window that was long enough, and what follows from it.
     belief: (Score, String),
     experience: Experience,
+    /// What each pool lost in that window.
+    losses: Vec<f64>,
     bounds: Bounds,
     target: f64,
     horizon: Duration,
@@ -113,6 +115,10 @@ pub struct Controller {
     steps: Steps,
     blocks: Blocks,
     load: Option<(f64, Lengths)>,
+    /// Since when the load is as it is.
+    load_since: Duration,
+    /// Since when objectives are missed and no change helped.
+    stuck_since: Option<Duration>,
     in_rotation: Option<Vec<usize>>,
     latest: Duration,
     events: Vec<Event>,
@@ -123,6 +129,7 @@ impl Controller {
     /// `horizon`: how long after its arrival a request may still meet them; younger ones do not count yet.
     pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
         Self {
+            losses: vec![0.0; names.len()],
             names,
             acting,
             proposal: None,
@@ -138,6 +145,8 @@ impl Controller {
             steps: Steps::default(),
             blocks: Blocks::default(),
             load: None,
+            load_since: Duration::ZERO,
+            stuck_since: None,
             in_rotation: None,
             latest: Duration::ZERO,
             events: Vec::new(),
@@ -147,6 +156,18 @@ impl Controller {
     /// The names of its pools.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// The same, the pool that lost most in the last window first.
+    pub fn names_by_loss(&self) -> Vec<String> {
+        let mut by_loss: Vec<_> = self.names.iter().zip(&self.losses).collect();
+        by_loss.sort_by(|one, other| other.1.total_cmp(one.1));
+        by_loss.into_iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// How long after its arrival a request counts.
+    pub fn horizon(&self) -> Duration {
+        self.horizon
     }
 
     /// The share of requests that shall meet their objectives.
@@ -232,6 +253,23 @@ impl Controller {
         format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
     }
 
+    /// Since when objectives are missed and no change of limits has helped.
+    pub fn stuck_since(&self) -> Option<Duration> {
+        self.stuck_since
+    }
+
+    /// Since when the load is as it is.
+    pub fn load_since(&self) -> Duration {
+        self.load_since
+    }
+
+    /// Engines have changed: what did not help may help now.
+    pub fn forget_failures(&mut self) {
+        self.blocks.clear();
+        self.steps.reset();
+        self.stuck_since = None;
+    }
+
     /// What it did since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
@@ -296,9 +334,10 @@ impl Controller {
         let attained = 100.0 * score.attainment;
         self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
         self.experience = Experience { misses: !is_met, lost: window.lost() };
+        self.losses = window.pools.iter().map(|pool| pool.causes.iter().sum()).collect();
         let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
         if is_met {
-            self.proposal = None;
+            (self.proposal, self.stuck_since) = (None, None);
         } else if waits {
             // An operator may be reading it.
         } else if self.try_next(now, window, score) {
@@ -314,8 +353,13 @@ impl Controller {
         let Some(step) = all.into_iter().find(is_open) else {
             self.belief.1 += "; what may help was tried and did not";
             self.proposal = None;
+            self.stuck_since.get_or_insert(now);
             return false;
         };
+        if self.acting != Acting::Acts {
+            // What it proposes may never be made; engines need not wait for that.
+            self.stuck_since.get_or_insert(now);
+        }
         match self.acting {
             Acting::Acts => self.make(now, step, score),
             Acting::Proposes | Acting::WaitsForApproval => self.propose(now, step, score),
@@ -430,6 +474,7 @@ impl Controller {
         let lengths = window.lengths();
         let Some((rate, known)) = &mut self.load else {
             self.load = Some((score.rate, lengths));
+            self.load_since = self.latest;
             return;
         };
         let ratio = score.rate / rate.max(1e-9);
@@ -437,6 +482,7 @@ impl Controller {
             self.blocks.clear();
             self.steps.reset();
             self.load = Some((score.rate, lengths));
+            (self.load_since, self.stuck_since) = (self.latest, None);
         } else {
             *rate += LOAD_WEIGHT * (score.rate - *rate);
             known.merge(&lengths);

@@ -57,11 +57,26 @@ pub enum EventKind {
     Undone,
     /// It was undone without a verdict, because something else changed.
     StoodBack,
+    /// The engine that was restarted with a change is compared with one that was not.
+    Compared,
+    /// It is better, and the other engines get the change.
+    Promoted,
+    /// The tuner makes no more changes until an operator resumes it.
+    Frozen,
 }
 
 impl EventKind {
     /// Every one, in order of declaration.
-    pub const ALL: [Self; 5] = [Self::Proposed, Self::Tried, Self::Kept, Self::Undone, Self::StoodBack];
+    pub const ALL: [Self; 8] = [
+        Self::Proposed,
+        Self::Tried,
+        Self::Kept,
+        Self::Undone,
+        Self::StoodBack,
+        Self::Compared,
+        Self::Promoted,
+        Self::Frozen,
+    ];
 
     /// Its name in metrics and in the journal.
     pub fn word(self) -> &'static str {
@@ -71,6 +86,9 @@ impl EventKind {
             Self::Kept => "kept",
             Self::Undone => "undone",
             Self::StoodBack => "stood_back",
+            Self::Compared => "compared",
+            Self::Promoted => "promoted",
+            Self::Frozen => "frozen",
         }
     }
 }

@@ -194,7 +194,9 @@ impl Proposer<'_> {
             if held_up(usage.no_prefill) && usage.no_prefill > usage.no_slots {
                 proposer.more_prefill(&at(Knob::PrefillTokens, usage.no_prefill));
             }
-            if held_up(usage.no_slots) || usage.slots_peak >= own.slots {
+            // Otherwise the engines' own limit (max-num-seqs) is used up.
+            let is_own = usage.slots_peak.saturating_mul(2) > own.slots;
+            if is_own && held_up(usage.no_slots) || usage.slots_peak >= own.slots {
                 proposer.more_slots(&at(Knob::Slots, usage.no_slots));
             }
             if held_up(usage.no_prefill) {

@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::diagnosis::Diagnosis;
-use crate::event::Event;
+use crate::event::{Event, Proposal};
+use crate::forecast::Realised;
 
 /// An event with its time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub struct TunerReport {
     pub frozen: Option<String>,
     /// Pools that serve the same models are tuned together.
     pub groups: Vec<GroupReport>,
+    /// Flags of engines.
+    #[serde(default)]
+    pub engines: EngineTuningReport,
     /// What it did last, the latest first.
     pub events: Vec<TimedEvent>,
 }
@@ -80,6 +84,14 @@ pub struct ProposalReport {
     pub why: String,
 }
 
+impl ProposalReport {
+    /// A proposal under the number by which an operator approves it.
+    pub(crate) fn new(id: String, proposal: &Proposal) -> Self {
+        let (from, to) = proposal.values.clone();
+        Self { id, key: proposal.key.clone(), from, to, why: proposal.why.clone() }
+    }
+}
+
 /// A change that did not help.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockedReport {
@@ -89,4 +101,18 @@ pub struct BlockedReport {
     pub up: bool,
     /// Seconds until it may be tried again.
     pub left: f64,
+}
+
+/// The part that changes flags of engines.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineTuningReport {
+    /// What it is doing now.
+    pub doing: String,
+    /// What it believes, and why it makes no change.
+    pub why: String,
+    /// The change that it would make.
+    pub proposal: Option<ProposalReport>,
+    /// Changes that were measured, with what was forecast, the oldest first.
+    pub changes: Vec<Realised>,
 }

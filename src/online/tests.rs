@@ -292,8 +292,8 @@ fn while_pools_are_compared_nothing_is_changed() {
     assert!(!tuner.hinder(Some("while pools are compared"), &observer, SECOND), "nothing was being tried");
     assert_eq!(tuner.report().frozen.as_deref(), Some("while pools are compared"));
     assert_eq!(
-        tuner.saved(),
-        Tuner::new(&config, &observer, Duration::ZERO).saved(),
+        tuner.saved(Duration::ZERO),
+        Tuner::new(&config, &observer, Duration::ZERO).saved(Duration::ZERO),
         "it does not outlast the gateway"
     );
     tuner.hinder(None, &observer, SECOND);
@@ -345,7 +345,7 @@ fn with_kept_slots(config: &Config, observer: &Observer, slots: u32) -> Tuner {
     let mut tuner = Tuner::new(config, observer, Duration::ZERO);
     let mut limits = Limits::of(config);
     limits.0[0].slots = slots;
-    let mut saved = serde_json::to_value(tuner.saved()).unwrap();
+    let mut saved = serde_json::to_value(tuner.saved(Duration::ZERO)).unwrap();
     saved["kept"] = serde_json::to_value(&limits).unwrap();
     assert!(tuner.restore(serde_json::from_value(saved).unwrap(), observer, Duration::ZERO));
     tuner
@@ -381,7 +381,7 @@ fn limits_that_were_kept_survive_a_restart_with_the_same_configuration_only() {
     let (observer, before) = (Observer::default(), config(TWO_POOLS));
     let mut tuner = with_kept_slots(&before, &observer, 33);
     tuner.freeze(Some("by an operator".to_owned()), &observer, SECOND);
-    let saved = tuner.saved();
+    let saved = tuner.saved(Duration::ZERO);
     let mut same = Tuner::new(&before, &observer, Duration::ZERO);
     assert!(same.restore(saved.clone(), &observer, Duration::ZERO));
     assert_eq!((same.limits().0[0].slots, same.report().frozen.as_deref()), (33, Some("by an operator")));

@@ -7,10 +7,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::advice::advice;
+use crate::arms::Arms;
+use crate::change::{EXPERIMENT, EngineChange, Stage};
 use crate::controller::{Action, Controller};
 use crate::diagnosis::diagnose;
+use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
+use crate::engine_tuner::{EngineTuner, SETTLE, SavedEngines};
 use crate::engines::{EngineSample, EngineWatch};
-use crate::event::{Acting, Event};
+use crate::event::{Acting, Event, Proposal};
+use crate::flags::{EngineFlag, Flags};
+use crate::forecast::Answer;
 use crate::limits::{Knob, Limits};
 use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
 use crate::window::Observer;
@@ -41,6 +48,10 @@ pub struct Tuner {
     /// What the limits depend on: pools, their models and objectives, as text.
     context: String,
     groups: Vec<Group>,
+    /// What changes flags of engines.
+    engines: EngineTuner,
+    /// The flags of all engines when last seen without a change under way.
+    flags: Vec<Option<Flags>>,
     frozen: Option<String>,
     /// Why it makes no changes for now.
     hindrance: Option<&'static str>,
@@ -53,6 +64,8 @@ pub struct Saved {
     configured: Limits,
     kept: Limits,
     frozen: Option<String>,
+    #[serde(default)]
+    engines: SavedEngines,
 }
 
 impl Tuner {
@@ -62,21 +75,48 @@ impl Tuner {
         let configured = Limits::of(config);
         let mode = config.tuner.mode;
         let groups = groups(&config.pools).into_iter().map(|pools| Group::new(pools, config, &configured)).collect();
-        Self { mode, configured, context: context(config), groups, frozen: None, hindrance: None }
+        let engines = EngineTuner::new(rules(config));
+        Self {
+            mode,
+            configured,
+            context: context(config),
+            groups,
+            engines,
+            flags: Vec::new(),
+            frozen: None,
+            hindrance: None,
+        }
     }
 
     /// A configuration is about to be in force. If its limits and objectives are those that the tuner began with, the limits that
     /// it has found since are put into `config`; otherwise it begins anew with those of `config`.
     pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
         let is_same = self.context == context(config) && self.configured == Limits::of(config);
+        self.engines.set_rules(rules(config));
         if is_same && config.tuner.mode != TunerMode::Off {
             self.mode = config.tuner.mode;
             self.follow_mode(observer, now);
-            self.limits().put(config);
+            self.put(config);
         } else {
-            *self = Self { frozen: self.frozen.take(), ..Self::new(config, observer, now) };
-            self.follow_mode(observer, now);
+            self.begin_anew(config, observer, now);
         }
+    }
+
+    /// Engines that were changed are taken back: that goes on.
+    fn begin_anew(&mut self, config: &Config, observer: &Observer, now: Duration) {
+        let mut engines = std::mem::replace(&mut self.engines, EngineTuner::new(rules(config)));
+        self.engines_ordered(&engines.stand_back("the configuration has changed", now), observer, now);
+        *self = Self { frozen: self.frozen.take(), engines, ..Self::new(config, observer, now) };
+        self.follow_mode(observer, now);
+    }
+
+    /// Puts limits and the experiment that it runs into a configuration with the same pools.
+    pub fn put(&self, config: &mut Config) {
+        self.limits().put(config);
+        config.experiments.retain(|experiment| experiment.name != EXPERIMENT);
+        let own = self.engines.change().and_then(|change| change.experiment(config));
+        // The first one, because a request takes part in the first that it fits.
+        config.experiments.splice(0..0, own);
     }
 
     /// Takes over what an earlier gateway saved, if it had the same pools, limits and objectives. Returns whether it had.
@@ -88,17 +128,19 @@ impl Tuner {
             }
         }
         self.frozen = saved.frozen;
+        self.engines.restore(saved.engines, now);
         self.follow_mode(observer, now);
         is_same
     }
 
     /// What a later gateway may take over.
-    pub fn saved(&self) -> Saved {
+    pub fn saved(&self, now: Duration) -> Saved {
         Saved {
             context: self.context.clone(),
             configured: self.configured.clone(),
             kept: self.gathered(Controller::kept_limits),
             frozen: self.frozen.clone(),
+            engines: self.engines.saved(now),
         }
     }
 
@@ -109,11 +151,130 @@ impl Tuner {
         }
         observer.sample(view);
         let mut changed = false;
+        let changing = self.engines.change().map(|change| change.pool.clone());
         for Group { pools, controller, .. } in &mut self.groups {
+            // Limits stay as they are while engines are compared.
+            if changing.as_ref().is_some_and(|pool| controller.names().contains(pool)) {
+                continue;
+            }
             let action = controller.step(now, &observer.window(pools));
             changed |= carry_out(&action, pools, observer, now);
         }
         changed
+    }
+
+    /// Looks at the engines, about once a second, after [`step`](Self::step). `waits`: why no engine may be restarted now.
+    pub fn step_engines(
+        &mut self,
+        engines: &[EngineState],
+        waits: Option<&str>,
+        observer: &Observer,
+        now: Duration,
+    ) -> Vec<Order> {
+        let (arms, needs) = (observer.arms(), self.needs(engines));
+        let orders = self.engines.step(&self.look(engines, &needs, waits, &arms, observer, now));
+        self.after_engines(engines, orders, observer, now)
+    }
+
+    /// A simulation that was ordered has ended.
+    pub fn answered(
+        &mut self,
+        answer: &Answer,
+        engines: &[EngineState],
+        waits: Option<&str>,
+        observer: &Observer,
+        now: Duration,
+    ) {
+        let (arms, needs) = (observer.arms(), self.needs(engines));
+        let look = self.look(engines, &needs, waits, &arms, observer, now);
+        self.engines.answered(answer, &look);
+    }
+
+    /// A restart that was ordered has ended.
+    pub fn restarted(&mut self, outcome: Restarted, observer: &Observer, now: Duration) -> Vec<Order> {
+        let orders = self.engines.restarted(outcome, now);
+        self.engines_ordered(&orders, observer, now);
+        orders
+    }
+
+    /// The change of engines that is under way.
+    pub fn engine_change(&self) -> Option<&EngineChange> {
+        self.engines.change()
+    }
+
+    /// Lets the observer follow an experiment that begins, and completes questions.
+    fn engines_ordered(&mut self, orders: &[Order], observer: &Observer, now: Duration) {
+        if !orders.contains(&Order::Experiment) {
+            return;
+        }
+        let from = match self.engines.change().map(|change| change.stage) {
+            Some(Stage::Copies) => Some(now),
+            Some(Stage::Compared) => Some(now + SETTLE),
+            _ => None,
+        };
+        observer.compare(from.map(|_| EngineChange::labels()), from.unwrap_or(now));
+    }
+
+    fn after_engines(
+        &mut self,
+        engines: &[EngineState],
+        mut orders: Vec<Order>,
+        observer: &Observer,
+        now: Duration,
+    ) -> Vec<Order> {
+        self.engines_ordered(&orders, observer, now);
+        for order in &mut orders {
+            if let Order::Simulate(question) = order {
+                question.requests = observer.recent();
+            }
+        }
+        let flags: Vec<_> = engines.iter().map(|engine| engine.flags.clone()).collect();
+        if self.engines.change().is_none() && std::mem::replace(&mut self.flags, flags.clone()) != flags {
+            // Other flags: what did not help may help now.
+            self.groups.iter_mut().for_each(|group| group.controller.forget_failures());
+        }
+        orders
+    }
+
+    fn look<'a>(
+        &self,
+        engines: &'a [EngineState],
+        needs: &'a [Need],
+        waits: Option<&'a str>,
+        arms: &'a Arms,
+        observer: &Observer,
+        now: Duration,
+    ) -> Look<'a> {
+        let horizon = self.groups.iter().map(|group| group.controller.horizon()).max().unwrap_or(HORIZON);
+        Look {
+            now,
+            engines,
+            needs,
+            acting: acting(if self.frozen.is_some() { TunerMode::Advise } else { self.mode }),
+            stands_back: self.hindrance,
+            waits,
+            arms,
+            totals: observer.totals(),
+            horizon,
+        }
+    }
+
+    fn needs(&self, engines: &[EngineState]) -> Vec<Need> {
+        let need = |group: &Group| {
+            let (controller, (score, _)) = (&group.controller, group.controller.belief());
+            let facts: Vec<_> = group.engines.iter().map(|(name, watch)| (name.clone(), watch.facts())).collect();
+            let advice = advice(controller.experience(), &facts, engines);
+            Need {
+                pools: controller.names_by_loss(),
+                since: controller.stuck_since(),
+                busy: controller.is_trying(),
+                load_since: controller.load_since(),
+                score: *score,
+                target: controller.target(),
+                advice,
+            }
+        };
+        self.groups.iter().filter(|group| group.has_objectives).map(need).collect()
     }
 
     /// Whether there is anything to do: with objectives, unless it is off.
@@ -147,6 +308,9 @@ impl Tuner {
     /// Makes no changes from now on, and undoes the one that is being tried; `None`: goes on. Returns whether other
     /// [`limits`](Self::limits) shall be in force now.
     pub fn freeze(&mut self, why: Option<String>, observer: &Observer, now: Duration) -> bool {
+        if why.is_none() {
+            self.engines.thaw();
+        }
         self.frozen = why;
         self.follow_mode(observer, now)
     }
@@ -164,8 +328,7 @@ impl Tuner {
     pub fn reset(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut config = config.clone();
         self.configured.put(&mut config);
-        *self = Self { frozen: self.frozen.take(), ..Self::new(&config, observer, now) };
-        self.follow_mode(observer, now);
+        self.begin_anew(&config, observer, now);
     }
 
     /// Its mode, by the configuration in force.
@@ -175,6 +338,9 @@ impl Tuner {
 
     /// Approves a proposal. Returns whether there is one of that number.
     pub fn approve(&mut self, id: &str) -> bool {
+        if let Some(number) = id.strip_prefix('e') {
+            return number.parse().is_ok_and(|number| self.engines.approve(number));
+        }
         let (group, number) = id.split_once('.').unwrap_or(("1", id));
         let (Ok(group), Ok(number)) = (group.parse::<usize>(), number.parse()) else { return false };
         let group = group.checked_sub(1).and_then(|at| self.groups.get_mut(at));
@@ -197,6 +363,7 @@ impl Tuner {
         let several = self.groups.len() > 1;
         TunerReport {
             mode: self.mode.word().to_owned(),
+            engines: self.engines.report(),
             frozen: self.frozen.clone().or_else(|| self.hindrance.map(str::to_owned)),
             groups: (1..).zip(&self.groups).map(|(number, group)| self.report_of(number, several, group)).collect(),
             events: Vec::new(),
@@ -222,13 +389,10 @@ impl Tuner {
                 }
             }
         }
-        let proposal = controller.proposal().map(|proposal| ProposalReport {
-            id: if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() },
-            key: proposal.key.clone(),
-            from: proposal.values.0.clone(),
-            to: proposal.values.1.clone(),
-            why: proposal.why.clone(),
-        });
+        let id = |proposal: &Proposal| {
+            if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
+        };
+        let proposal = controller.proposal().map(|proposal| ProposalReport::new(id(proposal), proposal));
         let facts: Vec<_> = engines.iter().map(|(name, watch)| (name.clone(), watch.facts())).collect();
         let blocked = controller.blocked().into_iter().map(|(key, up, left)| BlockedReport { key, up, left }).collect();
         GroupReport {
@@ -246,7 +410,20 @@ impl Tuner {
 
     /// What it did since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
-        self.groups.iter_mut().flat_map(|group| group.controller.take_events()).collect()
+        let mut events: Vec<Event> = self.groups.iter_mut().flat_map(|group| group.controller.take_events()).collect();
+        events.extend(self.engines.take_events());
+        events
+    }
+}
+
+fn rules(config: &Config) -> EngineRules {
+    let tuner = &config.tuner;
+    EngineRules {
+        flags: tuner.flags.iter().filter_map(|name| EngineFlag::named(name)).collect(),
+        missed_for: tuner.missed_for,
+        restarts_per_hour: tuner.restarts_per_hour,
+        cool_down: tuner.cool_down,
+        error_budget: tuner.error_budget,
     }
 }
 

@@ -11,12 +11,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::arms::Arms;
 use crate::lengths::Lengths;
-use crate::loss::{Cause, Judged, Undisturbed, judge};
+use crate::loss::{Cause, Judged, LOSS_OF_SHED, Undisturbed, judge};
+use crate::recent::{Recent, RecentRequest};
 use crate::usage::Usage;
 use sluice_core::meter::slo::Objectives;
 use sluice_gateway::config::Config;
+use sluice_gateway::experiment::CopyOutcome;
 use sluice_gateway::flow::Record;
+use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::PoolView;
 
 /// Length of a batch.
@@ -210,15 +214,26 @@ struct Observed {
     window: PoolWindow,
 }
 
+/// What was gathered.
+#[derive(Debug, Default)]
+struct Gathered {
+    pools: Vec<Observed>,
+    /// The labels of the arms that are compared, and their requests.
+    arms: Option<([String; 2], Arms)>,
+    recent: Recent,
+    /// Requests, and those that missed an objective.
+    totals: (f64, f64),
+}
+
 /// Gathers finished requests from any thread. A request costs a short lock.
 #[derive(Debug, Default)]
-pub struct Observer(Mutex<Vec<Observed>>);
+pub struct Observer(Mutex<Gathered>);
 
 impl Observer {
     /// Takes over the pools and objectives of a configuration, and begins a window.
     pub fn configure(&self, config: &Config, now: Duration) {
-        let mut pools = self.0.lock();
-        let known = std::mem::take(&mut *pools);
+        let pools = &mut self.0.lock().pools;
+        let known = std::mem::take(pools);
         let observed = |pool: &sluice_gateway::config::Pool| Observed {
             name: pool.name.as_str().into(),
             objectives: pool.slo.objectives(),
@@ -235,22 +250,62 @@ impl Observer {
     /// A request has ended at `now`.
     pub fn record(&self, record: &Record, now: Duration) {
         let Some(home) = record.home.as_ref() else { return };
-        let mut pools = self.0.lock();
+        let Gathered { pools, arms, recent, totals } = &mut *self.0.lock();
         let Some(pool) = pools.iter_mut().find(|pool| pool.name == *home) else { return };
+        let arrived = now.saturating_sub(record.total);
+        let arm = arms.as_mut().zip(record.assigned.as_ref()).and_then(|((labels, arms), assigned)| {
+            Some((labels.iter().position(|label| **label == *assigned.arm().label)?, arms))
+        });
+        if let Some(copy) = record.copy {
+            if let (Some((arm, arms)), CopyOutcome::Completed | CopyOutcome::Failed) = (arm, copy) {
+                arms.add(arm, (arrived, now), 0.0, copy == CopyOutcome::Failed);
+            }
+            return;
+        }
+        recent.add(record, now);
         pool.widest = pool.widest.max(record.sequences);
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
         if let Some(tpot) = tpot {
             pool.undisturbed.tpot = (pool.undisturbed.tpot * FORGET).min(tpot);
         }
-        if let Some(judged) = judge(record, &pool.objectives, pool.undisturbed) {
+        let judged = judge(record, &pool.objectives, pool.undisturbed);
+        if let Some(judged) = judged {
             let tokens = record.estimate.map_or(0, |estimate| estimate.tokens);
-            pool.window.add(now.saturating_sub(record.total), tokens, judged);
+            pool.window.add(arrived, tokens, judged);
+            *totals = (totals.0 + 1.0, totals.1 + f64::from(u8::from(judged.loss > 0.0)));
         }
+        let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
+            || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
+        if let Some((arm, arms)) = arm
+            && let Some(loss) = judged.map(|judged| judged.loss).or(failed.then_some(LOSS_OF_SHED))
+        {
+            arms.add(arm, (arrived, now), loss, failed);
+        }
+    }
+
+    /// Counts the requests of these arms, those that arrive from `from` on; `None`: of no arms.
+    pub fn compare(&self, labels: Option<[String; 2]>, from: Duration) {
+        self.0.lock().arms = labels.map(|labels| (labels, Arms::new(from)));
+    }
+
+    /// What was counted of them.
+    pub fn arms(&self) -> Arms {
+        self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms)| arms.clone())
+    }
+
+    /// Requests so far, and those that missed an objective.
+    pub fn totals(&self) -> (f64, f64) {
+        self.0.lock().totals
+    }
+
+    /// The requests of the last minutes.
+    pub fn recent(&self) -> Vec<RecentRequest> {
+        self.0.lock().recent.all()
     }
 
     /// Notes how the limits of the pools are used at this moment.
     pub fn sample(&self, view: &[PoolView]) {
-        for pool in self.0.lock().iter_mut() {
+        for pool in &mut self.0.lock().pools {
             let Some(view) = view.iter().find(|view| view.name == pool.name) else { continue };
             pool.window.usage.count(view);
             let fastest = view.backends.iter().map(|backend| backend.prefill_rate).fold(0.0, f64::max);
@@ -262,7 +317,7 @@ impl Observer {
 
     /// What the pools at these positions experienced since their window began.
     pub fn window(&self, positions: &[usize]) -> Window {
-        let pools = self.0.lock();
+        let pools = &self.0.lock().pools;
         let window = |pool: &Observed| PoolWindow { widest: pool.widest, ..pool.window.clone() };
         let pools: Vec<_> = positions.iter().filter_map(|at| Some(window(pools.get(*at)?))).collect();
         let from = pools.iter().map(|pool| pool.from).max().unwrap_or_default();
@@ -271,7 +326,7 @@ impl Observer {
 
     /// Begins a new window of the pools at these positions.
     pub fn begin(&self, positions: &[usize], now: Duration) {
-        let mut pools = self.0.lock();
+        let pools = &mut self.0.lock().pools;
         for at in positions {
             if let Some(pool) = pools.get_mut(*at) {
                 pool.window = PoolWindow::new(now);

@@ -18,6 +18,7 @@ mod local;
 mod reload;
 mod saved_experiments;
 mod added_experiments;
+mod engine_tuning;
 mod tuner;
 mod start;
 

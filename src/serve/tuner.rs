@@ -16,8 +16,8 @@ use crate::admin::{TunerControl, TunerError, TunerOrder};
 use crate::config::TunerMode;
 use crate::experiment::Phase;
 use crate::fleet;
-use crate::online::Event;
-use crate::online::{EngineSample, TunerReport};
+use crate::online::change::EXPERIMENT;
+use crate::online::{EngineSample, Event, Order, TunerReport};
 
 /// Between two looks at the pools.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -39,8 +39,9 @@ impl App {
             }
             let app = Arc::clone(&self);
             // It takes the lock of admission, and a change rebuilds the routing table.
-            if let Err(error) = tokio::task::spawn_blocking(move || app.tune()).await {
-                tracing::error!(%error, "the tuner failed");
+            match tokio::task::spawn_blocking(move || app.tune()).await {
+                Ok(orders) => self.carry_out(orders),
+                Err(error) => tracing::error!(%error, "the tuner failed"),
             }
         }
     }
@@ -83,32 +84,43 @@ impl App {
         }
     }
 
-    fn tune(&self) {
+    /// One look. Returns what has to be done about engines.
+    fn tune(&self) -> Vec<Order> {
         let Tuning { tuner, observer, started, .. } = &self.tuning;
         if !tuner.lock().has_work() {
-            return;
+            return Vec::new();
         }
-        let view = self.admission.view();
-        let (changed, events) = {
+        let (view, fleet) = (self.admission.view(), self.fleet.views());
+        let engines = self.engine_states(&view, &fleet);
+        let waits = self.why_engines_wait();
+        let (changed, orders, events) = {
             let mut tuner = tuner.lock();
             let now = started.elapsed();
             let hindered = tuner.hinder(self.compares_pools().then_some(COMPARES), observer, now);
-            (tuner.step(&view, observer, now) || hindered, tuner.take_events())
+            let changed = tuner.step(&view, observer, now) || hindered;
+            let orders = tuner.step_engines(&engines, waits, observer, now);
+            (changed || orders.contains(&Order::Experiment), orders, tuner.take_events())
         };
+        // A restart is written down before it is begun.
+        let begins = orders.iter().any(|order| matches!(order, Order::Restart { .. }));
         self.follow(changed, events);
+        if begins {
+            self.tuning.save();
+        }
+        orders
     }
 
     /// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
     fn compares_pools(&self) -> bool {
         let all = self.learned.experiments.all();
-        let runs = all.iter().filter(|experiment| experiment.state.phase() == Phase::Running);
+        let runs = all.iter().filter(|one| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT);
         runs.flat_map(|experiment| &experiment.plan.arms).any(|arm| arm.pool.is_some())
     }
 
-    /// Puts the tuner's limits in force where they have changed, and keeps what it did.
-    fn follow(&self, changed: bool, events: Vec<Event>) {
+    /// Puts the tuner's limits and experiment in force where they have changed, and keeps what it did.
+    pub(super) fn follow(&self, changed: bool, events: Vec<Event>) {
         if changed {
-            self.put_limits(|config| self.tuning.tuner.lock().limits().put(config));
+            self.put_limits(|config| self.tuning.tuner.lock().put(config));
         }
         self.tuning.keep(events);
     }

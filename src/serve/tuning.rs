@@ -52,7 +52,7 @@ impl Tuning {
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
         if let Some(saved) = saved.filter(|_| config.tuner.mode != TunerMode::Off) {
             match tuner.restore(saved, &observer, Duration::ZERO) {
-                true => tuner.limits().put(config),
+                true => tuner.put(config),
                 false => tracing::info!("tuner: the configuration has changed since limits were kept: it begins anew"),
             }
         }
@@ -121,7 +121,7 @@ impl Tuning {
     /// Saves the limits that were kept.
     pub(super) fn save(&self) {
         // Cannot fail: all keys are strings.
-        let bytes = serde_json::to_vec(&self.tuner.lock().saved()).unwrap_or_default();
+        let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
         if let Err(error) = fleet::replace_state(&self.folder, STATE, &bytes) {
             tracing::warn!(
                 folder = %self.folder.display(), %error,

@@ -26,6 +26,10 @@ pub const MAX_EXPERIMENTS: usize = 16;
 pub const MAX_ARMS: usize = 8;
 /// Steps of a ramp.
 pub const MAX_RAMP_STEPS: usize = 32;
+/// Flags of engines that the online tuner can change.
+pub const MAX_TUNER_FLAGS: usize = 5;
+/// Times of day at which it may restart engines.
+pub const MAX_WINDOWS: usize = 16;
 /// Names of the admin port: each is compared with the host of every admin request.
 pub const MAX_ADMIN_HOSTS: usize = 64;
 /// Further flags that the admin API may change: vLLM has about 320.

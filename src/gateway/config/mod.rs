@@ -78,5 +78,5 @@ pub use server::{
 };
 pub use show::Resolved;
 pub use tls::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
-pub use tuner::{Tuner, TunerMode};
+pub use tuner::{DailyWindow, TUNER_FLAGS, Tuner, TunerMode, TunerSimulation};
 pub use value::Endpoint;

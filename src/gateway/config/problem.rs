@@ -139,6 +139,13 @@ pub enum Situation {
     Time { found: String },
     #[error("'{found}' is not the name of a header; write one such as \"x-user-id\"")]
     Header { found: String },
+    #[error("\"{found}\" is not a time of day in UTC; write it as \"02:00-05:00\"")]
+    Window { found: String },
+    #[error(
+        "the tuner does not change \"{found}\"; it can change max-num-seqs, max-num-batched-tokens, \
+         long-prefill-token-threshold, max-cudagraph-capture-size and gpu-memory-utilization"
+    )]
+    TunerFlag { found: String },
 
     #[error("give either url (an engine that runs already) or launch (one that the gateway starts), not both")]
     UrlAndLaunch,

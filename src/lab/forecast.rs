@@ -1,0 +1,147 @@
+//! Forecasts for the online tuner: the requests of the last minutes through the gateway's request path, with the settings in force
+//! and with each candidate.
+//!
+//! What is not simulated: shared beginnings of prompts, because the gateway keeps no prompts, and engines whose flags are not
+//! those of the configuration. All runs have the same requests at the same times, so the error of a difference is that of
+//! the differences of batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::run::run;
+use crate::setup::Lab;
+use sluice_bench::load::dataset::{Item, ItemPrompt, Items};
+use sluice_bench::{Adapters, Api, Arrival, BodyFields, Extent, PromptTokens, RequestSource, RunPlan, Workload};
+use sluice_gateway::config::{Config, TunerMode};
+use sluice_online::forecast::{Answer, Forecast, Question};
+use sluice_online::recent::RecentRequest;
+use sluice_online::window::{BATCH, Batch};
+
+/// Requests that a forecast needs.
+const REQUESTS_MIN: usize = 100;
+/// After the last arrival, requests that have not ended count as late.
+const GIVE_UP: Duration = Duration::from_secs(60);
+/// The loss of a request that has not ended.
+const LOSS_UNFINISHED: f64 = 2.0;
+
+/// Simulates what `question` asks, with the configuration and the engines of `lab`. Empty where that cannot be simulated.
+pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
+    let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
+    let Some(now) = batches(&base, seed) else { return Answer::default() };
+    let other = |(flag, value): &(_, f64)| {
+        let mut lab = base.clone();
+        for engine in lab.engines.iter_mut().filter(|engine| is_of(&base.config, &question.pool, &engine.backend)) {
+            *engine = engine.with_flag(*flag, *value).ok()?;
+        }
+        batches(&lab, seed).map(|found| beside(&now, &found))
+    };
+    let with_one_less = one_less(&base, &question.pool).and_then(|lab| batches(&lab, seed));
+    Answer {
+        now: Some(beside(&now, &now)),
+        with_one_less: with_one_less.map(|found| beside(&now, &found)),
+        candidates: question.candidates.iter().map(other).collect(),
+    }
+}
+
+fn is_of(config: &Config, pool: &str, backend: &str) -> bool {
+    config.pools.iter().filter(|own| own.name == pool).flat_map(|own| &own.backends).any(|own| own.name == backend)
+}
+
+/// The same engines and limits with these requests.
+fn replay(lab: &Lab, requests: &[RecentRequest]) -> Option<Lab> {
+    let first = requests.first().filter(|_| requests.len() >= REQUESTS_MIN)?.at;
+    let own: Vec<&String> = lab.engines.iter().flat_map(|engine| &engine.sim.names).collect();
+    let mut names: Vec<String> = Vec::new();
+    let mut list = Vec::new();
+    for request in requests {
+        let adapter = request.model.as_deref().filter(|name| !own.iter().any(|own| own == name));
+        let adapter = adapter.filter(|_| lab.engines.iter().all(|engine| engine.sim.lora)).map(|name| {
+            names.iter().position(|known| known == name).unwrap_or_else(|| {
+                names.push(name.to_owned());
+                names.len() - 1
+            }) as u32
+        });
+        list.push(Item {
+            at: Some(request.at.saturating_sub(first).as_secs_f64()),
+            class: 0,
+            adapter,
+            output: request.output.max(1),
+            prompt: ItemPrompt::Made { tokens: request.prompt.max(1), blocks: Arc::default(), block: 16 },
+        });
+    }
+    let times: Vec<f64> = list.iter().filter_map(|item| item.at).collect();
+    let count = list.len() as u64;
+    let classes = vec![sluice_bench::result::record::ClassConfig::default()];
+    let items = Items { list, classes, adapters: names.clone(), notes: Vec::new() };
+    let workload = Workload {
+        model: (*own.first()?).clone(),
+        api: Api::Completions,
+        source: RequestSource::Items(Arc::new(items)),
+        adapters: Adapters { names, choice: sluice_bench::AdapterChoice::Named },
+        tokens: PromptTokens::Ids(1_000..8_000),
+        fields: BodyFields { ignore_eos: true, ..BodyFields::default() },
+        leaving: 0.0,
+        seed: 0,
+    };
+    let mut config = Config::clone(&lab.config);
+    config.tuner.mode = TunerMode::Off;
+    config.experiments.clear();
+    let traffic = vec![RunPlan::new(workload, Arrival::Recorded(times.into()), Extent::Requests(count))];
+    let mut engines = lab.engines.clone();
+    engines.iter_mut().for_each(|engine| engine.changes.clear());
+    Some(Lab { give_up_after: GIVE_UP, ..Lab::new(config, engines, traffic) })
+}
+
+/// The same with one backend of a pool less.
+fn one_less(lab: &Lab, pool: &str) -> Option<Lab> {
+    let mut config = Config::clone(&lab.config);
+    let gone =
+        config.pools.iter_mut().find(|own| own.name == pool).filter(|own| own.backends.len() > 1)?.backends.pop()?;
+    let mut engines = lab.engines.clone();
+    if !config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == gone.name) {
+        engines.retain(|engine| engine.backend != gone.name);
+    }
+    Some(Lab { config: Arc::new(config), engines, ..lab.clone() })
+}
+
+/// What all requests lost, by the time of their arrival.
+fn batches(lab: &Lab, seed: u64) -> Option<Vec<Batch>> {
+    let run = run(lab, seed).ok()?;
+    let mut sums: Vec<Batch> = Vec::new();
+    let at = |sums: &mut Vec<Batch>, number: usize| {
+        if sums.len() <= number {
+            sums.resize(number + 1, Batch::default());
+        }
+    };
+    for pool in &run.window.pools {
+        for (number, batch) in pool.batches.iter().enumerate() {
+            at(&mut sums, number);
+            sums[number].requests += batch.requests;
+            sums[number].loss += batch.loss;
+            sums[number].missed += batch.missed;
+        }
+    }
+    for record in run.result.requests.iter().filter(|record| !record.is_completed() && !record.is_failed()) {
+        let number = (record.sent / BATCH.as_secs_f64()) as usize;
+        at(&mut sums, number);
+        sums[number].requests += 1.0;
+        sums[number].loss += LOSS_UNFINISHED;
+        sums[number].missed += 1.0;
+    }
+    Some(sums)
+}
+
+/// The means of `found`, with the standard error of its mean loss minus that of `now`.
+fn beside(now: &[Batch], found: &[Batch]) -> Forecast {
+    let total = |batches: &[Batch], of: fn(&Batch) -> f64| batches.iter().map(of).sum::<f64>();
+    let requests = total(found, |batch| batch.requests).max(1.0);
+    let (loss, missed) = (total(found, |batch| batch.loss) / requests, total(found, |batch| batch.missed));
+    let before = total(now, |batch| batch.loss) / total(now, |batch| batch.requests).max(1.0);
+    let count = now.len().min(found.len()) as f64;
+    let residual = |(one, other): (&Batch, &Batch)| {
+        (other.loss - loss * other.requests - one.loss + before * one.requests).powi(2)
+    };
+    let squares: f64 = now.iter().zip(found).map(residual).sum();
+    let error = if count > 1.0 { (squares * count / (count - 1.0)).sqrt() / requests } else { f64::INFINITY };
+    Forecast { loss, error, attainment: 1.0 - missed / requests }
+}

@@ -1,0 +1,60 @@
+//! The slow layer of the online tuner on simulated engines: flags that are wrong are changed by restarts, faults that a change
+//! brings are taken back, and no request is lost.
+
+use crate::setup::{Plant, PlantedFault};
+use crate::{Lab, LabFile, LabRun, Scenario, run};
+use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
+
+fn lab(args: &str, flags: &str, duration: &str) -> Lab {
+    let text = format!(
+        "duration = \"{duration}\"\nset = ['tuner.mode=\"apply\"', 'tuner.missed_for=\"30s\"', 'tuner.flags={flags}', \
+         'slo.ttft=\"400ms\"', 'slo.ttft_per_1k_prompt_tokens=\"400ms\"']\n\
+         [[engine]]\ncount = 2\ngpu = \"l4\"\nmodel = \"llama-3.2-1b\"\nargs = {args}\n\
+         [[traffic]]\nclass = [{{ name = \"chat\", rate = 5, in = 500, out = 150 }}, {{ name = \"document\", rate = 0.2, in = 4000, out = 50 }}]\n"
+    );
+    let file = LabFile::parse(&text, "test").unwrap();
+    let scenario = Scenario { file, folder: "/".into() };
+    scenario.lab(&scenario.file.variants()[0]).unwrap()
+}
+
+fn kinds(run: &LabRun) -> Vec<EventKind> {
+    run.tuning.iter().filter(|event| event.key.contains(".engine.")).map(|event| event.kind).collect()
+}
+
+fn lost(run: &LabRun) -> usize {
+    run.result.requests.iter().filter(|record| !record.is_completed()).count()
+}
+
+#[test]
+fn engines_with_too_few_sequences_get_more_one_after_the_other() {
+    let run = run(&lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "20m"), 1).unwrap();
+    let wanted = [EventKind::Tried, EventKind::Compared, EventKind::Promoted, EventKind::Kept];
+    assert_eq!(kinds(&run), wanted, "{:#?}", run.tuning);
+    assert_eq!(lost(&run), 0);
+    let report = run.tuner.unwrap();
+    let change = &report.engines.changes[0];
+    assert_eq!((change.flag, change.values.0, &*change.verdict), (EngineFlag::MaxNumSeqs, 4.0, "promoted"));
+    assert!(change.realised > 0.0 && change.forecast.is_some_and(|gain| gain > 0.0), "{change:?}");
+    assert!(report.groups[0].attainment.unwrap() > 0.99, "{report:?}");
+}
+
+/// Forecasts that every change is a large gain.
+fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
+    let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
+    let candidates = vec![Some(of(0.01)); question.candidates.len()];
+    Answer { now: Some(of(0.3)), with_one_less: Some(of(0.3)), candidates }
+}
+
+#[test]
+fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
+    for fault in [PlantedFault::FailsAbove(2_000), PlantedFault::RefusesToStart, PlantedFault::CrashesAt(3)] {
+        let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "12m");
+        lab.forecaster = Some(promises);
+        let plant = |value| Plant { flag: EngineFlag::GpuMemoryUtilization, value, fault };
+        lab.plants = vec![plant(0.87)];
+        let run = run(&lab, 1).unwrap();
+        assert_eq!(kinds(&run), [EventKind::Tried, EventKind::Undone], "{fault:?}: {:#?}", run.tuning);
+        assert_eq!(lost(&run), 0, "{fault:?}");
+        assert!(run.tuner.unwrap().engines.doing.contains("watching"), "{fault:?}");
+    }
+}

@@ -1,0 +1,217 @@
+//! The online tuner in a run: it looks every second, its limits are put in force, its restarts take virtual time.
+//!
+//! A restart is that of the fleet, shortened to what requests notice: the backend gets no new requests, those in flight finish, the
+//! engine is gone for 60 s, and a new one with empty caches takes its place. Flags that vLLM refuses let it return as it
+//! was. Forecasts are simulated at once, in runs of their own.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cluster::Cluster;
+use crate::setup::{EngineChange, EngineSetup, Lab, PlantedFault};
+use sluice_core::base::BackendId;
+use sluice_gateway::config::TunerMode;
+use sluice_gateway::pool::{Admission, Cordon, PoolView};
+use sluice_online::{EngineState, Event, Observer, Order, Restarted, Tuner, TunerReport};
+
+/// What a restart takes from the last request to readiness: an 8B model with a warm compile cache.
+const START: Duration = Duration::from_secs(60);
+/// How long requests in flight may take.
+const DRAIN: Duration = Duration::from_secs(300);
+/// A restart is refused while the other backends use more than this share of their slots.
+const HEADROOM: f64 = 0.8;
+/// Seconds between two looks at the engines' metrics.
+const LOOK_EVERY: u64 = 5;
+
+/// A restart under way.
+#[derive(Debug)]
+struct Restart {
+    backend: BackendId,
+    engine: usize,
+    /// The engine in its place, or why vLLM refuses it.
+    setup: Result<EngineSetup, String>,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Until all requests have ended, at most until then.
+    Drain(Duration),
+    /// Until then.
+    Start(Duration),
+}
+
+/// What the tuner sees of a run.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) now: Duration,
+    pub(crate) start: Instant,
+    pub(crate) admission: &'a Admission,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) observer: &'a Observer,
+    pub(crate) lab: &'a Lab,
+    /// The gateway's backends, each with the index of its engine.
+    pub(crate) backends: &'a [(BackendId, usize)],
+}
+
+/// The tuner, and what it has under way.
+#[derive(Debug)]
+pub(crate) struct LabTuner {
+    tuner: Tuner,
+    events: Vec<Event>,
+    /// Engines as they were started last.
+    setups: Vec<EngineSetup>,
+    restart: Option<Restart>,
+    simulations: u64,
+}
+
+impl LabTuner {
+    /// The tuner of a run, if it acts.
+    pub(crate) fn new(lab: &Lab, observer: &Observer) -> Option<Self> {
+        let acts = lab.config.tuner.mode == TunerMode::Apply;
+        acts.then(|| Self {
+            tuner: Tuner::new(&lab.config, observer, Duration::ZERO),
+            events: Vec::new(),
+            setups: lab.engines.clone(),
+            restart: None,
+            simulations: 0,
+        })
+    }
+
+    /// What it did and believes.
+    pub(crate) fn result(self) -> (Vec<Event>, TunerReport) {
+        (self.events, self.tuner.report())
+    }
+
+    /// Puts what it wants into a configuration.
+    pub(crate) fn put(&self, config: &mut sluice_gateway::config::Config) {
+        self.tuner.put(config);
+    }
+
+    /// One look. Returns whether the configuration has changed.
+    pub(crate) fn step(&mut self, around: &Surroundings<'_>) -> bool {
+        let Surroundings { now, admission, observer, .. } = *around;
+        if now.as_secs().is_multiple_of(LOOK_EVERY) {
+            self.look_at_metrics(around);
+        }
+        let view = admission.view();
+        let mut changed = self.tuner.step(&view, observer, now);
+        let engines = self.engines(around, &view);
+        let mut orders = self.tuner.step_engines(&engines, None, observer, now);
+        if let Some(outcome) = self.advance(around) {
+            orders.extend(self.tuner.restarted(outcome, observer, now));
+        }
+        let mut at = 0;
+        while let Some(order) = orders.get(at).cloned() {
+            at += 1;
+            match order {
+                Order::Experiment => changed = true,
+                Order::Simulate(question) => {
+                    let lab = Lab { engines: self.setups.clone(), ..around.lab.clone() };
+                    self.simulations += 1;
+                    let seed = self.simulations;
+                    // A run needs a thread without a runtime.
+                    let answer = lab.forecaster.map(|forecast| {
+                        std::thread::scope(|scope| scope.spawn(|| forecast(&lab, &question, seed)).join())
+                    });
+                    let answer = answer.and_then(Result::ok).unwrap_or_default();
+                    self.tuner.answered(&answer, &engines, None, observer, now);
+                }
+                Order::Restart { engine, flag, value } => {
+                    if let Err(outcome) = self.begin(around, &view, &engine, flag, value) {
+                        orders.extend(self.tuner.restarted(outcome, observer, now));
+                    }
+                }
+            }
+        }
+        self.events.extend(self.tuner.take_events());
+        changed
+    }
+
+    fn look_at_metrics(&mut self, around: &Surroundings<'_>) {
+        let pools = around.lab.config.pools.iter();
+        let names = pools.flat_map(|pool| pool.backends.iter().map(|backend| (&pool.name, &backend.name)));
+        for ((pool, backend), (_, engine)) in names.zip(around.backends) {
+            self.tuner.note_engine(pool, backend, around.cluster.sample(*engine), around.now);
+        }
+    }
+
+    fn engines(&self, around: &Surroundings<'_>, view: &[PoolView]) -> Vec<EngineState> {
+        let of_pool = view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
+        let state = |((pool, backend), (_, engine)): ((&PoolView, &sluice_gateway::pool::BackendView), &(_, usize))| {
+            let setup = &self.setups[*engine];
+            EngineState {
+                pool: pool.name.to_string(),
+                backend: backend.name.to_string(),
+                flags: setup.can_change().then(|| setup.flags()),
+                serves: backend.in_rotation(),
+            }
+        };
+        of_pool.zip(around.backends).map(state).collect()
+    }
+
+    fn begin(
+        &mut self,
+        around: &Surroundings<'_>,
+        view: &[PoolView],
+        name: &str,
+        flag: sluice_online::EngineFlag,
+        value: f64,
+    ) -> Result<(), Restarted> {
+        let (pool, own) = name.split_once('/').unwrap_or_default();
+        let all = view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
+        let found = all.zip(around.backends).find(|((of, backend), _)| *of.name == *pool && *backend.name == *own);
+        let Some(((of, _), (backend, engine))) = found else { return Err(Restarted::Failed("it is gone".into())) };
+        let others = || of.backends.iter().filter(|other| *other.name != *own && other.in_rotation());
+        let used: u32 = others().map(|other| other.used.slots).sum();
+        let slots: u32 = others().map(|other| other.limits.slots).sum();
+        if f64::from(used) >= f64::from(slots) * HEADROOM {
+            return Err(Restarted::Blocked("the other backends have too little room".to_owned()));
+        }
+        let made = self.setups[*engine].with_flag(flag, value).map_err(|error| error.to_string());
+        let starts =
+            |setup: &EngineSetup| setup.planted(&around.lab.plants).fault != Some(PlantedFault::RefusesToStart);
+        let setup = made.and_then(|setup| if starts(&setup) { Ok(setup) } else { Err("it exits".to_owned()) });
+        around.admission.set_cordon(*backend, Cordon::Draining);
+        let step = Step::Drain(around.now + DRAIN);
+        self.restart = Some(Restart { backend: *backend, engine: *engine, setup, step });
+        Ok(())
+    }
+
+    /// Moves a restart on. Returns what came of it once it has ended.
+    fn advance(&mut self, around: &Surroundings<'_>) -> Option<Restarted> {
+        let Restart { backend, engine, setup, step } = self.restart.as_mut()?;
+        let Surroundings { now, admission, cluster, .. } = *around;
+        match *step {
+            Step::Drain(until) if now >= until && cluster.streams(*engine) > 0 => {
+                admission.set_cordon(*backend, Cordon::Open);
+                self.restart = None;
+                Some(Restarted::Blocked("requests took longer than the drain".to_owned()))
+            }
+            Step::Drain(_) if cluster.streams(*engine) > 0 && cluster.is_up(*engine) && !cluster.is_hung(*engine) => {
+                None
+            }
+            Step::Drain(_) => {
+                admission.set_cordon(*backend, Cordon::Starting);
+                cluster.change(now, *engine, EngineChange::Stop);
+                *step = Step::Start(now + START);
+                None
+            }
+            Step::Start(until) if now < until => None,
+            Step::Start(_) => {
+                let outcome = match setup {
+                    Ok(setup) => {
+                        self.setups[*engine] = setup.clone();
+                        Restarted::Done
+                    }
+                    Err(why) => Restarted::Failed(why.clone()),
+                };
+                cluster.start_as(now, *engine, &self.setups[*engine].planted(&around.lab.plants));
+                admission.engine_replaced(*backend, around.start + now);
+                admission.set_cordon(*backend, Cordon::Open);
+                self.restart = None;
+                Some(outcome)
+            }
+        }
+    }
+}

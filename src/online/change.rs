@@ -1,0 +1,147 @@
+//! A change of one flag of all engines of a pool, and the experiments by which it is tried.
+//!
+//! ```text
+//!   the canary restarts -> copies -> compared with one that was not changed -> the others restart, one by one
+//!                 |           |                  |                                  |
+//!                 `-----------+------------------+----------------------------------'--> all that were changed restart as before
+//! ```
+//!
+//! While it gets copies, no client sees a response of the canary: an engine that crashes, hangs or fails under the
+//! load costs no request. While it is compared, the gateway draws for each request which of the two engines serves it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::flags::EngineFlag;
+use sluice_core::base::PoolId;
+use sluice_gateway::config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
+
+/// The name of the tuner's experiments.
+pub const EXPERIMENT: &str = "sluice-tuner";
+/// The arm of an engine that was not changed.
+const CONTROL: &str = "control";
+/// The arm of the engine that was.
+const CANARY: &str = "canary";
+/// More requests that fail than in the control by this share stop the canary at once.
+const GUARD_ERRORS: f64 = 0.01;
+/// Copies in flight at most; what bounds them are the limits of the pool.
+const COPIES_IN_FLIGHT: u32 = 1_024;
+/// Copies begun in a second at most.
+const COPIES_PER_SECOND: f64 = 10_000.0;
+
+/// What a change is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The canary restarts with the change.
+    Canary,
+    /// It gets copies of requests.
+    Copies,
+    /// It is compared.
+    Compared,
+    /// The other engines restart with the change.
+    Promotion,
+    /// Engines that were changed restart as they were.
+    Return,
+}
+
+/// See the header of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineChange {
+    /// Different for each change.
+    pub number: u64,
+    /// The pool.
+    pub pool: String,
+    /// All of its backends.
+    pub backends: Vec<String>,
+    /// The flag.
+    pub flag: EngineFlag,
+    /// Its value before.
+    pub from: f64,
+    /// And after.
+    pub to: f64,
+    /// By how much the mean loss shall fall, where that was simulated.
+    pub forecast: Option<f64>,
+    /// Backends whose engines were restarted with it, or are about to be.
+    pub changed: Vec<String>,
+    /// What it is doing.
+    pub stage: Stage,
+}
+
+impl EngineChange {
+    /// The key for events.
+    pub fn key(&self) -> String {
+        format!("pool.{}.engine.{}", self.pool, self.flag.name())
+    }
+
+    /// The engine that is changed first.
+    pub fn canary(&self) -> &str {
+        &self.backends[0]
+    }
+
+    /// The engine with which it is compared.
+    pub fn control(&self) -> &str {
+        &self.backends[1]
+    }
+
+    /// The next engine to restart: with the change while it is promoted, without it while it is taken back.
+    pub fn next(&self) -> Option<&String> {
+        match self.stage {
+            Stage::Return => self.changed.last(),
+            _ => self.backends.iter().find(|backend| !self.changed.contains(backend)),
+        }
+    }
+
+    /// The labels of the arms of [`experiment`](Self::experiment): control and canary.
+    pub fn labels() -> [String; 2] {
+        [CONTROL, CANARY].map(|arm| format!("{EXPERIMENT}/{arm}"))
+    }
+
+    /// The experiment that must run now, if any.
+    pub fn experiment(&self, config: &Config) -> Option<Experiment> {
+        let pool = config.pools.iter().position(|pool| pool.name == self.pool)?;
+        let arm = |name: &str, weight: f64, backends: &[String]| Arm {
+            name: name.to_owned(),
+            weight,
+            shadow: None,
+            model: None,
+            pool: Some(self.pool.clone()),
+            backends: backends.to_vec(),
+        };
+        let share = 1.0 / self.backends.len() as f64;
+        let (canary, others) = self.backends.split_at(1);
+        let arms = match self.stage {
+            Stage::Copies => {
+                let shadow = Shadow { share, in_flight: COPIES_IN_FLIGHT, per_second: COPIES_PER_SECOND };
+                vec![arm(CONTROL, 100.0, others), Arm { shadow: Some(shadow), ..arm(CANARY, 0.0, canary) }]
+            }
+            Stage::Compared => {
+                let each = 100.0 * share;
+                let mut arms = vec![arm(CONTROL, each, &others[..1]), arm(CANARY, each, canary)];
+                if others.len() > 1 {
+                    arms.push(arm("others", 100.0 - 2.0 * each, &others[1..]));
+                }
+                arms
+            }
+            Stage::Canary | Stage::Promotion | Stage::Return => return None,
+        };
+        Some(Experiment {
+            name: EXPERIMENT.to_owned(),
+            models: ModelScope::All,
+            keys: Vec::new(),
+            classes: vec![PoolId::new(pool)],
+            sticky: Sticky::Request,
+            header: "x-user-id".to_owned(),
+            salt: Some(format!("{} {:?}", self.number, self.stage)),
+            layer: EXPERIMENT.to_owned(),
+            traffic: Traffic { from: 0.0, to: 1.0 },
+            begins: None,
+            ramp: Vec::new(),
+            running: true,
+            min_effect: 0.05,
+            confidence: 0.95,
+            guardrail: Guardrail { errors: GUARD_ERRORS, slo_misses: 1.0 },
+            promote: false,
+            arms,
+        })
+    }
+}

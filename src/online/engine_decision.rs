@@ -1,0 +1,207 @@
+//! How [`EngineTuner`] decides whether a change of engines begins, and which.
+//!
+//! It asks for a simulation of every value near those in force, takes the one with the largest certain gain, and begins if that
+//! pays for the restarts. Without a simulation it follows the diagnosis. Why it does nothing is kept in words.
+
+use std::time::Duration;
+
+use crate::change::{EngineChange, Stage};
+use crate::engine_look::{EngineState, Look, Need, Order};
+use crate::engine_tuner::{ASK_INTERVAL, ASSUMED, COPIES, Closed, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, State};
+use crate::event::Acting;
+use crate::flags::{EngineFlag, Flags};
+use crate::forecast::{Answer, Question};
+
+struct Best {
+    flag: EngineFlag,
+    to: f64,
+    certain: f64,
+    forecast: Option<f64>,
+    why: String,
+}
+
+impl EngineTuner {
+    pub(crate) fn watch(&mut self, look: &Look<'_>, orders: &mut Vec<Order>) {
+        if let Some(why) = &self.frozen {
+            self.belief = why.clone();
+            return;
+        }
+        if std::mem::take(&mut self.approved)
+            && let Some((_, change)) = self.proposal.take()
+            && self.may_begin(look, &change)
+        {
+            self.begin(look, change);
+            return;
+        }
+        let waits = |need: &&Need| need.since.is_some_and(|since| look.now >= since + self.rules.missed_for);
+        let Some(need) = look.needs.iter().find(waits) else {
+            "objectives are met, or limits of the gateway may still help".clone_into(&mut self.belief);
+            self.proposal = None;
+            return;
+        };
+        if need.busy {
+            return;
+        }
+        let mut why_not = String::new();
+        for pool in &need.pools {
+            match self.question(look, need, pool) {
+                Ok(question) => {
+                    self.asked = Some(question.clone());
+                    self.state = State::Simulating(look.now);
+                    orders.push(Order::Simulate(question));
+                    return;
+                }
+                Err(why) => why_not = format!("{pool}: {why}"),
+            }
+        }
+        self.belief = why_not;
+    }
+
+    /// What to simulate for a pool, or why its engines are not changed.
+    fn question(&self, look: &Look<'_>, need: &Need, pool: &str) -> Result<Question, String> {
+        let engines: Vec<&EngineState> = look.engines.iter().filter(|engine| engine.pool == pool).collect();
+        if engines.len() < 2 {
+            return Err("with one engine, no other serves while it restarts".to_owned());
+        }
+        let unknown = engines.iter().find(|engine| engine.flags.as_ref().is_none_or(Flags::is_empty));
+        if let Some(engine) = unknown {
+            return Err(format!("the flags of {} are not known, or the gateway does not run it", engine.backend));
+        }
+        if let Some(engine) = engines.iter().find(|engine| !engine.serves) {
+            return Err(format!("{} does not serve", engine.backend));
+        }
+        let flags = engines[0].flags.clone().unwrap_or_default();
+        if engines.iter().any(|engine| engine.flags.as_ref() != Some(&flags)) {
+            return Err("its engines have different flags".to_owned());
+        }
+        // More sequences in a full memory would be preempted.
+        let is_full = need.advice.as_ref().is_some_and(|(flag, up, _)| *flag == EngineFlag::MaxNumSeqs && !up);
+        let mut candidates = Vec::new();
+        for flag in self.rules.flags.iter().copied() {
+            let Some(value) = flags.get(&flag).copied() else { continue };
+            let open = |to: &f64| {
+                let too_many = flag == EngineFlag::MaxNumSeqs && is_full && *to > value;
+                !too_many && !self.is_closed(pool, flag, *to, look.now)
+            };
+            candidates.extend(flag.near(value).into_iter().filter(open).map(|to| (flag, to)));
+        }
+        if candidates.is_empty() {
+            return Err("what may help was tried and did not".to_owned());
+        }
+        Ok(Question { pool: pool.to_owned(), flags, candidates, requests: Vec::new() })
+    }
+
+    fn is_closed(&self, pool: &str, flag: EngineFlag, to: f64, now: Duration) -> bool {
+        let is = |one: &&Closed| one.pool == pool && one.flag == flag && one.to == to && now < one.until;
+        self.closed.iter().any(|one| is(&one))
+    }
+
+    /// The simulation has ended.
+    pub fn answered(&mut self, answer: &Answer, look: &Look<'_>) {
+        let Some(question) = self.asked.take() else { return };
+        if !matches!(self.state, State::Simulating(_)) {
+            return;
+        }
+        self.state = State::Watching(look.now + ASK_INTERVAL);
+        let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
+        let Some(best) = self.best(&question, answer, need) else {
+            "no change of a flag is expected to help".clone_into(&mut self.belief);
+            self.proposal = None;
+            return;
+        };
+        let Best { flag, to, certain, forecast, why } = best;
+        let loss = answer.now.map_or(need.score.loss, |now| now.loss);
+        let from = question.flags[&flag];
+        let names = |engine: &&EngineState| engine.pool == question.pool;
+        let mut backends: Vec<String> =
+            look.engines.iter().filter(names).map(|engine| engine.backend.clone()).collect();
+        self.numbers += 1;
+        // Not always the same engine.
+        let first = self.numbers as usize % backends.len().max(1);
+        backends.rotate_left(first);
+        let count = backends.len() as f64;
+        let extra = match (answer.now, answer.with_one_less) {
+            (Some(now), Some(less)) => (less.loss - now.loss).max(0.0),
+            _ => 1.0 / count,
+        };
+        let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
+        let cost = extra * (self.lasts + COPIES.0).as_secs_f64() * count;
+        let pays = certain * dwell.as_secs_f64() > PAYS * cost;
+        let matters = certain >= (GAIN * loss).max(GAIN_MIN);
+        self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
+        if !matters || !pays {
+            self.belief += if matters { ": less than restarts cost" } else { ": too little" };
+            self.proposal = None;
+            return;
+        }
+        let change = EngineChange {
+            number: self.numbers,
+            pool: question.pool,
+            backends,
+            flag,
+            from,
+            to,
+            forecast,
+            changed: Vec::new(),
+            stage: Stage::Canary,
+        };
+        if look.acting == Acting::Acts && self.may_begin(look, &change) {
+            self.begin(look, change);
+        } else {
+            self.propose(look.now, change);
+        }
+    }
+
+    /// The change with the largest certain gain.
+    fn best(&self, question: &Question, answer: &Answer, need: &Need) -> Option<Best> {
+        let Some(now) = answer.now else {
+            let (flag, up, why) = need.advice.as_ref()?;
+            let value = *question.flags.get(flag)?;
+            let mut fits: Vec<f64> = question
+                .candidates
+                .iter()
+                .filter(|(other, to)| other == flag && (*to > value || (*to == 0.0 && value > 0.0)) == *up)
+                .map(|(_, to)| *to)
+                .collect();
+            fits.sort_by(|one, other| (one - value).abs().total_cmp(&(other - value).abs()));
+            let certain = ASSUMED * need.score.loss;
+            let why = format!("not simulated; {why}");
+            return Some(Best { flag: *flag, to: *fits.first()?, certain, forecast: None, why });
+        };
+        let each = question.candidates.iter().zip(&answer.candidates).filter_map(|((flag, to), forecast)| {
+            let forecast = (*forecast)?;
+            let gain = now.loss - forecast.loss;
+            let why = format!(
+                "simulated: loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %",
+                forecast.loss,
+                now.loss,
+                100.0 * forecast.attainment,
+                100.0 * now.attainment
+            );
+            let certain = self.trust.certain(gain, forecast.error);
+            Some(Best { flag: *flag, to: *to, certain, forecast: Some(gain), why })
+        });
+        each.filter(|best| best.certain > 0.0).max_by(|one, other| one.certain.total_cmp(&other.certain))
+    }
+
+    /// Whether a change may begin now; if not, says why.
+    fn may_begin(&mut self, look: &Look<'_>, change: &EngineChange) -> bool {
+        // The canary must be able to return.
+        let why = if let Some(why) = look.stands_back.or(look.waits) {
+            Some(why.to_owned())
+        } else if self.restarts_left(look.now) < 2 {
+            Some("the restarts of this hour are used up".to_owned())
+        } else if self.overspent(look) {
+            Some("changes have used up their part of the error budget".to_owned())
+        } else {
+            let serves = |backend: &String| {
+                look.engines.iter().any(|e| e.pool == change.pool && e.backend == *backend && e.serves)
+            };
+            change.backends.iter().find(|backend| !serves(backend)).map(|backend| format!("{backend} does not serve"))
+        };
+        why.is_none_or(|why| {
+            self.belief += &format!("; it waits: {why}");
+            false
+        })
+    }
+}

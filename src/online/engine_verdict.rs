@@ -1,0 +1,216 @@
+//! The second half of [`EngineTuner`]: what is measured of a change, and how it ends.
+//!
+//! A change ends in one of four ways: promoted; taken back as a failure (its engine did not start, left rotation, failed requests
+//! or was slower), which counts towards freezing; taken back as a tie; or dropped, because another hand intervened.
+
+use std::time::Duration;
+
+use crate::arms::ArmDifference;
+use crate::change::{EngineChange, Stage};
+use crate::engine_look::{Look, Order};
+use crate::engine_tuner::{
+    ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, Closed,
+    EngineTuner, FAILURES, GAIN, GAIN_MIN, REST, SETTLE, SURGE, State, WATCHED,
+};
+use crate::event::{Event, EventKind};
+use crate::forecast::Realised;
+
+/// A canary that has served no copy for this long may hang.
+const SILENT: Duration = Duration::from_secs(15);
+/// The difference that is found soonest, as a share of the control's loss.
+const SOONEST: f64 = 0.3;
+
+impl EngineTuner {
+    pub(crate) fn measure(
+        &mut self,
+        look: &Look<'_>,
+        since: Duration,
+        absent: Option<Duration>,
+        orders: &mut Vec<Order>,
+    ) {
+        let Some(change) = self.change.clone() else { return };
+        let serves = |backend: &String| {
+            look.engines.iter().any(|engine| engine.pool == change.pool && engine.backend == *backend && engine.serves)
+        };
+        let gone = change.backends.iter().find(|backend| !serves(backend));
+        let absent = gone.map(|_| absent.unwrap_or(look.now));
+        self.state = State::Measuring { since, absent };
+        if let Some(backend) = gone.filter(|_| absent.is_some_and(|at| look.now >= at + ABSENT)) {
+            if change.changed.contains(backend) {
+                return self.fail(look.now, &format!("{backend} left rotation with it"), None, orders);
+            }
+            self.note(look.now, EventKind::StoodBack, format!("{backend} left rotation, which was not changed"));
+            return self.take_back(look.now, orders);
+        }
+        if self.overspent(look) {
+            return self.give_up(look.now, "changes have used up their part of the error budget", orders);
+        }
+        match change.stage {
+            Stage::Copies => self.look_at_copies(look, since, orders),
+            Stage::Compared => self.compare(look, &change, since, orders),
+            _ if look.now >= since + WATCHED => self.restart_next(look.now),
+            _ => {}
+        }
+    }
+
+    fn look_at_copies(&mut self, look: &Look<'_>, since: Duration, orders: &mut Vec<Order>) {
+        let [_, canary] = look.arms.counts();
+        if canary.failed >= COPIES_FAILED && look.arms.surge() > SURGE {
+            let why = format!("{} of {} copies of requests failed on it", canary.failed, canary.requests);
+            return self.fail(look.now, &why, None, orders);
+        }
+        let lasted = look.now.saturating_sub(since);
+        // None, where the gateway has room for requests only.
+        let enough = canary.requests == 0 || canary.requests - canary.failed >= COPIES_SERVED;
+        let is_silent = canary.served.is_some_and(|at| look.now > at + SILENT);
+        if is_silent && lasted >= COPIES.1 {
+            return self.fail(look.now, "it stopped serving copies of requests", None, orders);
+        }
+        if lasted >= COPIES.1 || (lasted >= COPIES.0 && enough && !is_silent) {
+            if let Some(change) = &mut self.change {
+                change.stage = Stage::Compared;
+            }
+            self.note(look.now, EventKind::Compared, format!("{} copies of requests were served", canary.requests));
+            self.state = State::Measuring { since: look.now + SETTLE, absent: None };
+            orders.push(Order::Experiment);
+        }
+    }
+
+    fn compare(&mut self, look: &Look<'_>, change: &EngineChange, since: Duration, orders: &mut Vec<Order>) {
+        let [control, canary] = look.arms.counts();
+        if look.arms.surge() > SURGE {
+            let why = format!(
+                "{} of {} requests failed on {}, {} of {} on {}",
+                canary.failed,
+                canary.requests,
+                change.canary(),
+                control.failed,
+                control.requests,
+                change.control()
+            );
+            return self.fail(look.now, &why, None, orders);
+        }
+        let is_late = look.now >= since + COMPARED;
+        let until = look.now.saturating_sub(look.horizon);
+        let Some(found) = look.arms.difference(until, SOONEST, CONFIDENCE) else {
+            if is_late {
+                self.give_up(look.now, "too few requests to compare", orders);
+            }
+            return;
+        };
+        let margin = (GAIN * found.control).max(GAIN_MIN);
+        let shown = format!(
+            "loss {:.3} on {}, {:+.3} on {} ({:+.3} to {:+.3}), {} and {} requests",
+            found.control,
+            change.control(),
+            found.change.value,
+            change.canary(),
+            found.change.low,
+            found.change.high,
+            control.requests,
+            canary.requests
+        );
+        if found.change.low > 0.0 {
+            self.fail(look.now, &shown, Some(&found), orders);
+        } else if found.change.high < -margin {
+            self.realised(change, &found, "promoted");
+            self.note(look.now, EventKind::Promoted, shown);
+            if let Some(change) = &mut self.change {
+                change.stage = Stage::Promotion;
+            }
+            orders.push(Order::Experiment);
+            self.restart_next(look.now);
+        } else if is_late || (found.batches >= BATCHES && found.change.low > -margin) {
+            self.realised(change, &found, "rolled_back");
+            self.close(look.now);
+            self.note(look.now, EventKind::Undone, format!("not better: {shown}"));
+            self.take_back(look.now, orders);
+        }
+    }
+
+    fn realised(&mut self, change: &EngineChange, found: &ArmDifference, verdict: &str) {
+        self.trust.add(Realised {
+            pool: change.pool.clone(),
+            flag: change.flag,
+            values: (change.from, change.to),
+            forecast: change.forecast,
+            realised: -found.change.value,
+            range: (-found.change.high, -found.change.low),
+            verdict: verdict.to_owned(),
+        });
+    }
+
+    /// The change has failed: engines return to what they were.
+    pub(crate) fn fail(&mut self, now: Duration, why: &str, found: Option<&ArmDifference>, orders: &mut Vec<Order>) {
+        if let Some((change, found)) = self.change.clone().zip(found) {
+            self.realised(&change, found, "rolled_back");
+        }
+        self.failures += 1;
+        self.close(now);
+        self.note(now, EventKind::Undone, why.to_owned());
+        self.take_back(now, orders);
+    }
+
+    /// Ends without a verdict, and not as a failure.
+    pub(crate) fn give_up(&mut self, now: Duration, why: &str, orders: &mut Vec<Order>) {
+        self.close(now);
+        self.note(now, EventKind::Undone, why.to_owned());
+        self.take_back(now, orders);
+    }
+
+    pub(crate) fn take_back(&mut self, now: Duration, orders: &mut Vec<Order>) {
+        if let Some(change) = &mut self.change {
+            change.stage = Stage::Return;
+        }
+        orders.push(Order::Experiment);
+        self.restart_next(now);
+    }
+
+    /// The value is not tried again for a while.
+    fn close(&mut self, now: Duration) {
+        let Some(EngineChange { pool, flag, to, .. }) = self.change.clone() else { return };
+        let known = self.closed.iter_mut().find(|one| one.pool == pool && one.flag == flag && one.to == to);
+        match known {
+            Some(one) => {
+                one.failures += 1;
+                one.until = now + CLOSED.saturating_mul(1 << one.failures.min(10)).min(CLOSED_MAX);
+            }
+            None => self.closed.push(Closed { pool, flag, to, until: now + CLOSED, failures: 0 }),
+        }
+    }
+
+    pub(crate) fn returned(&mut self, look: &Look<'_>) {
+        self.spent += self.spent_by_change(look);
+        self.change = None;
+        self.state = State::Watching(look.now + self.rules.cool_down);
+        if self.failures >= FAILURES && self.frozen.is_none() {
+            let why = format!(
+                "frozen after {} changes of engines that failed in a row; sluice tuner resume goes on",
+                self.failures
+            );
+            self.events.push(Event {
+                at: look.now.as_secs_f64(),
+                kind: EventKind::Frozen,
+                key: "engines".to_owned(),
+                values: (String::new(), String::new()),
+                why: why.clone(),
+            });
+            self.frozen = Some(why);
+        }
+    }
+
+    pub(crate) fn promoted(&mut self, look: &Look<'_>) {
+        self.spent += self.spent_by_change(look);
+        self.note(look.now, EventKind::Kept, "all engines of the pool have it".to_owned());
+        self.failures = 0;
+        self.change = None;
+        self.state = State::Watching(look.now + REST);
+    }
+
+    pub(crate) fn note(&mut self, now: Duration, kind: EventKind, why: String) {
+        let Some(change) = &self.change else { return };
+        let (from, to) = (change.flag.show(change.from), change.flag.show(change.to));
+        let values = if matches!(kind, EventKind::Undone | EventKind::StoodBack) { (to, from) } else { (from, to) };
+        self.events.push(Event { at: now.as_secs_f64(), kind, key: change.key(), values, why });
+    }
+}

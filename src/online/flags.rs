@@ -1,0 +1,121 @@
+//! Flags of vLLM that the tuner changes by restarting engines, and the values next to a value.
+//!
+//! A change is one flag of all engines of a pool, by one step or two. Bounds of every value are in [`EngineFlag::near`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A flag, without its dashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineFlag {
+    /// Sequences that run at once.
+    MaxNumSeqs,
+    /// Tokens of a step.
+    MaxNumBatchedTokens,
+    /// The most tokens of a prompt in one step; 0: no limit.
+    LongPrefillTokenThreshold,
+    /// The most tokens of a step for which a CUDA graph is captured.
+    MaxCudagraphCaptureSize,
+    /// Share of the GPU's memory.
+    GpuMemoryUtilization,
+}
+
+/// Values of flags.
+pub type Flags = BTreeMap<EngineFlag, f64>;
+
+/// The values that a prompt's part of a step may have, apart from 0.
+const PIECES: [f64; 7] = [64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
+/// A step of the share of the memory.
+const MEMORY_STEP: f64 = 0.05;
+
+impl EngineFlag {
+    /// Every one.
+    pub const ALL: [Self; 5] = [
+        Self::MaxNumSeqs,
+        Self::MaxNumBatchedTokens,
+        Self::LongPrefillTokenThreshold,
+        Self::MaxCudagraphCaptureSize,
+        Self::GpuMemoryUtilization,
+    ];
+
+    /// Its name on the command line, without the dashes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MaxNumSeqs => "max-num-seqs",
+            Self::MaxNumBatchedTokens => "max-num-batched-tokens",
+            Self::LongPrefillTokenThreshold => "long-prefill-token-threshold",
+            Self::MaxCudagraphCaptureSize => "max-cudagraph-capture-size",
+            Self::GpuMemoryUtilization => "gpu-memory-utilization",
+        }
+    }
+
+    /// The flag of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|flag| flag.name() == name)
+    }
+
+    /// A value, for a message.
+    pub fn show(self, value: f64) -> String {
+        match self {
+            Self::GpuMemoryUtilization => format!("{value:.2}"),
+            _ => format!("{value:.0}"),
+        }
+    }
+
+    /// The values that may be tried next: one step away, and two where a step is a factor of two.
+    pub fn near(self, value: f64) -> Vec<f64> {
+        let (values, least, most): (Vec<f64>, f64, f64) = match self {
+            Self::MaxNumSeqs => (powers(value), 1.0, 4_096.0),
+            Self::MaxNumBatchedTokens => (powers(value), 64.0, 65_536.0),
+            Self::MaxCudagraphCaptureSize => (powers(value), 8.0, 4_096.0),
+            Self::GpuMemoryUtilization => {
+                let step = |by: f64| ((value + by) * 100.0).round() / 100.0;
+                (vec![step(-MEMORY_STEP), step(MEMORY_STEP)], 0.3, 0.95)
+            }
+            Self::LongPrefillTokenThreshold if value <= 0.0 => (PIECES[2..].to_vec(), 0.0, f64::MAX),
+            Self::LongPrefillTokenThreshold => {
+                let below = PIECES.iter().rev().copied().find(|piece| *piece < value);
+                let above = PIECES.iter().copied().find(|piece| *piece > value);
+                (below.into_iter().chain(above).chain([0.0]).collect(), 0.0, f64::MAX)
+            }
+        };
+        let mut near: Vec<f64> =
+            values.into_iter().filter(|near| (least..=most).contains(near) && *near != value).collect();
+        near.dedup();
+        near
+    }
+}
+
+fn powers(value: f64) -> Vec<f64> {
+    [0.25, 0.5, 2.0, 4.0].into_iter().map(|factor| (value * factor).round()).collect()
+}
+
+/// What a configuration with one value changed has.
+pub fn with(flags: &Flags, flag: EngineFlag, value: f64) -> Flags {
+    let mut changed = flags.clone();
+    changed.insert(flag, value);
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_near_a_value_are_within_bounds_and_lead_back() {
+        assert_eq!(EngineFlag::MaxNumSeqs.near(16.0), [4.0, 8.0, 32.0, 64.0]);
+        assert_eq!(EngineFlag::MaxNumSeqs.near(2.0), [1.0, 4.0, 8.0]);
+        assert_eq!(EngineFlag::LongPrefillTokenThreshold.near(0.0), [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0]);
+        assert_eq!(EngineFlag::LongPrefillTokenThreshold.near(300.0), [256.0, 512.0, 0.0]);
+        assert_eq!(EngineFlag::GpuMemoryUtilization.near(0.92), [0.87]);
+        for flag in EngineFlag::ALL {
+            assert_eq!(EngineFlag::named(flag.name()), Some(flag));
+            assert_eq!(serde_json::to_string(&flag).unwrap(), format!("\"{}\"", flag.name()));
+        }
+        for flag in [EngineFlag::MaxNumSeqs, EngineFlag::MaxNumBatchedTokens] {
+            assert!(flag.near(512.0).iter().all(|near| flag.near(*near).contains(&512.0)));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What a simulation of this deployment says about a change, and how far such forecasts can be trusted.
+//!
+//! The caller simulates: the requests of the last minutes through the gateway's request path to simulated engines, once with the
+//! settings in force and once with each candidate. How much of a forecast gain was realised, for each change that was
+//! measured, corrects later forecasts: the realised share is taken to be normal around an unknown mean, for which the prior is
+//! 1 with the standard deviation [`SPREAD`]; the measurements have the same spread (conjugate normal model).
+
+use serde::{Deserialize, Serialize};
+
+use crate::flags::{EngineFlag, Flags};
+use crate::recent::RecentRequest;
+
+/// Standard deviation of realised over forecast gains. That of the simulator's latencies against real engines is a third of it.
+const SPREAD: f64 = 0.3;
+/// Standard deviations to the lower bound of a gain.
+const BOUND: f64 = 2.0;
+/// The most changes that are remembered.
+const REMEMBERED: usize = 100;
+
+/// What shall be simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// The pool whose engines would change.
+    pub pool: String,
+    /// Their flags now.
+    pub flags: Flags,
+    /// The changes.
+    pub candidates: Vec<(EngineFlag, f64)>,
+    /// The requests.
+    pub requests: Vec<RecentRequest>,
+}
+
+/// What requests would experience.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Mean loss of a request.
+    pub loss: f64,
+    /// Its standard error.
+    pub error: f64,
+    /// Share of the requests that meet their objectives.
+    pub attainment: f64,
+}
+
+/// The result of a simulation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// With the settings in force; `None`: this deployment cannot be simulated.
+    pub now: Option<Forecast>,
+    /// With the settings in force and one engine less.
+    pub with_one_less: Option<Forecast>,
+    /// With each candidate, in their order; `None`: vLLM would refuse it.
+    pub candidates: Vec<Option<Forecast>>,
+}
+
+/// A change that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Realised {
+    /// The pool.
+    pub pool: String,
+    /// The flag.
+    pub flag: EngineFlag,
+    /// Its value before and after.
+    pub values: (f64, f64),
+    /// By how much the mean loss was to fall; absent where nothing was simulated.
+    pub forecast: Option<f64>,
+    /// By how much it fell, and the range of which that is certain.
+    pub realised: f64,
+    /// Lower and upper end.
+    pub range: (f64, f64),
+    /// `promoted` or `rolled_back`.
+    pub verdict: String,
+}
+
+/// How much of forecast gains was realised.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trust(Vec<Realised>);
+
+impl Trust {
+    /// Adds a change that was measured.
+    pub fn add(&mut self, realised: Realised) {
+        self.0.push(realised);
+        if self.0.len() > REMEMBERED {
+            self.0.remove(0);
+        }
+    }
+
+    /// All changes that were measured, the oldest first.
+    pub fn all(&self) -> &[Realised] {
+        &self.0
+    }
+
+    /// The gain that is certain enough to act on, of a forecast one with a standard error.
+    pub fn certain(&self, gain: f64, error: f64) -> f64 {
+        // A gain that was hardly forecast says nothing about the ratio.
+        let shares =
+            self.0.iter().filter_map(|one| one.forecast.filter(|gain| *gain > 0.01).map(|gain| one.realised / gain));
+        let (count, sum) = shares.fold((0.0, 0.0), |(count, sum), share| (count + 1.0, sum + share.clamp(-1.0, 2.0)));
+        let mean = (1.0 + sum) / (count + 1.0);
+        let spread = SPREAD * (1.0f64 + 1.0 / (count + 1.0)).sqrt();
+        gain * mean - BOUND * (gain * spread).hypot(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn realised(forecast: f64, realised: f64) -> Realised {
+        Realised {
+            pool: "all".into(),
+            flag: EngineFlag::MaxNumSeqs,
+            values: (16.0, 32.0),
+            forecast: Some(forecast),
+            realised,
+            range: (0.0, 1.0),
+            verdict: "promoted".into(),
+        }
+    }
+
+    #[test]
+    fn a_forecast_is_trusted_as_far_as_earlier_ones_came_true() {
+        let mut trust = Trust::default();
+        let first = trust.certain(0.4, 0.0);
+        assert!((0.03..0.1).contains(&first), "{first}");
+        (0..8).for_each(|_| trust.add(realised(0.4, 0.4)));
+        assert!(trust.certain(0.4, 0.0) > first);
+        (0..8).for_each(|_| trust.add(realised(0.4, 0.0)));
+        assert!(trust.certain(0.4, 0.0) < 0.0);
+        assert!(trust.certain(0.4, 0.1) < trust.certain(0.4, 0.0));
+        (0..200).for_each(|_| trust.add(realised(0.0, 1.0)));
+        assert_eq!(trust.all().len(), REMEMBERED);
+        assert_eq!(trust.certain(0.4, 0.0), Trust::default().certain(0.4, 0.0), "no forecast gain, no ratio");
+    }
+}

@@ -1,0 +1,208 @@
+//! Carries out what the online tuner wants of engines: restarts through the fleet, and simulations that forecast a change.
+//!
+//! At most one restart and one simulation are under way. A simulation takes a thread for some seconds of CPU time, a few times an
+//! hour at most, and only while objectives are missed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::app::App;
+use crate::config::{ArgValue, Backend, Target};
+use crate::experiment::Phase;
+use crate::fleet::{EngineView, RestartError, RestartRequest};
+use crate::lab::forecast::forecast;
+use crate::lab::scenario::argv;
+use crate::lab::{EngineSetup, Lab};
+use crate::online::change::EXPERIMENT;
+use crate::online::forecast::{Answer, Question};
+use crate::online::{EngineFlag, EngineState, Flags, Order, Restarted};
+use crate::pool::PoolView;
+
+/// Between two looks at a restart.
+const POLL: Duration = Duration::from_millis(500);
+/// A step of an engine that serves.
+const SERVES: &str = "serve";
+
+impl App {
+    /// Carries out orders of the tuner. Returns at once.
+    pub(super) fn carry_out(self: &Arc<Self>, orders: Vec<Order>) {
+        for order in orders {
+            let app = Arc::clone(self);
+            match order {
+                Order::Experiment => {}
+                Order::Restart { engine, flag, value } => {
+                    tokio::spawn(async move {
+                        let outcome = app.restart_for_tuner(&engine, flag, value).await;
+                        app.report_restart(outcome).await;
+                    });
+                }
+                Order::Simulate(question) => {
+                    tokio::task::spawn_blocking(move || app.simulate(&question));
+                }
+            }
+        }
+    }
+
+    /// Why no engine may be restarted now.
+    pub(super) fn why_engines_wait(&self) -> Option<&'static str> {
+        let windows = &self.config.load().tuner.windows;
+        let now = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
+        let minute = now.hour().unsigned_abs() as u16 * 60 + now.minute().unsigned_abs() as u16;
+        if !windows.is_empty() && !windows.iter().any(|window| window.contains(minute)) {
+            return Some("engines are restarted in tuner.windows only");
+        }
+        let all = self.learned.experiments.all();
+        let runs = all.iter().any(|one| one.state.phase() == Phase::Running && *one.plan.name != *EXPERIMENT);
+        runs.then_some("an experiment of an operator runs")
+    }
+
+    /// All engines as the tuner sees them.
+    pub(super) fn engine_states(&self, view: &[PoolView], fleet: &[EngineView]) -> Vec<EngineState> {
+        let config = self.config.load();
+        let of = |pool: &PoolView| config.pools.iter().find(|own| own.name == *pool.name).map(|own| &own.backends);
+        let mut states = Vec::new();
+        for pool in view {
+            for backend in &pool.backends {
+                let name = format!("{}/{}", pool.name, backend.name);
+                let engine = fleet.iter().find(|engine| engine.backend == name);
+                let configured = of(pool).and_then(|own| own.iter().find(|own| own.name == *backend.name));
+                states.push(EngineState {
+                    pool: pool.name.to_string(),
+                    backend: backend.name.to_string(),
+                    flags: engine.zip(configured).map(|(engine, configured)| self.flags_of(engine, configured)),
+                    serves: backend.in_rotation() && engine.is_none_or(|engine| engine.step == SERVES),
+                });
+            }
+        }
+        states
+    }
+
+    /// The values of the flags of an engine: those that were given, and defaults as far as they are known.
+    fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
+        let given = given(&engine.settings);
+        let mut flags = self.setup(backend, &given).map(|setup| setup.flags()).unwrap_or_default();
+        // vLLM's default on every machine.
+        flags.entry(EngineFlag::LongPrefillTokenThreshold).or_insert(0.0);
+        flags.extend(given);
+        flags
+    }
+
+    /// The engine of a backend for a simulation, if the configuration describes it.
+    fn setup(&self, backend: &Backend, given: &Flags) -> Option<EngineSetup> {
+        let config = self.config.load();
+        let simulation = &config.tuner.simulation;
+        let (gpu, model) = (simulation.gpu.as_deref()?, simulation.model.as_deref()?);
+        let none = BTreeMap::new();
+        let configured = match &backend.target {
+            Target::Url(_) => &none,
+            Target::Launch(launch) => &launch.args,
+            Target::Control(_, control) => &control.args,
+        };
+        let mut words = argv(model, configured.iter().map(|(name, value)| (name.as_str(), value)));
+        words.extend(given.iter().map(|(flag, value)| format!("--{}={}", flag.name(), flag.show(*value))));
+        EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
+    }
+
+    /// Restarts an engine with another value of a flag, and waits until that has ended.
+    async fn restart_for_tuner(&self, engine: &str, flag: EngineFlag, value: f64) -> Restarted {
+        let value = match flag {
+            EngineFlag::GpuMemoryUtilization => ArgValue::Float(value),
+            _ => ArgValue::Int(value as i64),
+        };
+        let set = BTreeMap::from([(flag.name().to_owned(), value)]);
+        let started = match self.fleet.restart(engine, RestartRequest { set, ..RestartRequest::default() }).await {
+            Ok(started) => started.change,
+            Err(RestartError::Blocked(why)) => return Restarted::Blocked(why.to_string()),
+            Err(error) => return Restarted::Failed(error.to_string()),
+        };
+        loop {
+            tokio::time::sleep(POLL).await;
+            let views = self.fleet.views();
+            let Some(view) = views.iter().find(|view| view.backend == engine) else {
+                return Restarted::Failed("it is no longer managed".to_owned());
+            };
+            let Some(ended) = view.last_change.as_ref().filter(|ended| ended.id >= started) else { continue };
+            let why = || ended.why.clone().unwrap_or_else(|| ended.outcome.clone());
+            return match ended.outcome.as_str() {
+                "done" => Restarted::Done,
+                // Requests took longer than the drain: nothing was changed.
+                "aborted" => Restarted::Blocked(why()),
+                _ => Restarted::Failed(why()),
+            };
+        }
+    }
+
+    async fn report_restart(self: &Arc<Self>, outcome: Restarted) {
+        let app = Arc::clone(self);
+        let ended = tokio::task::spawn_blocking(move || {
+            let tuning = &app.tuning;
+            let (orders, events) = {
+                let mut tuner = tuning.tuner.lock();
+                let orders = tuner.restarted(outcome, &tuning.observer, tuning.started.elapsed());
+                (orders, tuner.take_events())
+            };
+            app.follow(orders.contains(&Order::Experiment), events);
+            app.tuning.save();
+            orders
+        });
+        match ended.await {
+            Ok(orders) => self.carry_out(orders),
+            Err(error) => tracing::error!(%error, "the tuner failed"),
+        }
+    }
+
+    /// Simulates, and lets the tuner decide.
+    fn simulate(&self, question: &Question) {
+        let tuning = &self.tuning;
+        let answer =
+            self.lab().map_or_else(Answer::default, |lab| forecast(&lab, question, question.requests.len() as u64));
+        let engines = self.engine_states(&self.admission.view(), &self.fleet.views());
+        let events = {
+            let mut tuner = tuning.tuner.lock();
+            let waits = self.why_engines_wait();
+            tuner.answered(&answer, &engines, waits, &tuning.observer, tuning.started.elapsed());
+            tuner.take_events()
+        };
+        self.follow(false, events);
+        tuning.save();
+    }
+
+    /// This deployment as a simulation; `None` unless the configuration describes the engines and the gateway runs them all.
+    fn lab(&self) -> Option<Lab> {
+        let (config, views) = (self.config.load_full(), self.fleet.views());
+        let mut engines: Vec<EngineSetup> = Vec::new();
+        for (pool, backend) in config.pools.iter().flat_map(|pool| pool.backends.iter().map(move |own| (pool, own))) {
+            let name = format!("{}/{}", pool.name, backend.name);
+            let given = views.iter().find(|view| view.backend == name).map(|view| given(&view.settings));
+            if !engines.iter().any(|engine| engine.backend == backend.name) {
+                engines.push(self.setup(backend, &given.unwrap_or_default())?);
+            }
+        }
+        Some(Lab::new(crate::config::Config::clone(&config), engines, Vec::new()))
+    }
+}
+
+/// The flags in the settings of an engine, `name=value` with spaces between.
+fn given(settings: &str) -> Flags {
+    let flag = |word: &str| {
+        let (name, value) = word.split_once('=')?;
+        Some((EngineFlag::named(&name.replace('_', "-"))?, value.parse().ok()?))
+    };
+    settings.split_whitespace().filter_map(flag).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_read_from_the_settings_of_an_engine() {
+        let found = given(
+            "max-num-seqs=16 served-model-name=[\"a\",\"b\"] gpu_memory_utilization=0.5 max-num-batched-tokens=x",
+        );
+        assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 16.0), (EngineFlag::GpuMemoryUtilization, 0.5)]));
+    }
+}

@@ -1,0 +1,130 @@
+"""The online tuner changes flags of two real vLLM servers that the gateway runs, under a load that does not stop.
+
+Usage: engine_tuner.py ROOT [WHOLE]      (ROOT from ./setup; `./engine_tuner` does both steps)
+
+Both engines start with room for two sequences, which is too few. The tuner restarts one with more, gives it copies of requests,
+compares it with the other, and changes that, too. Ends when the first engine has been found to be better; with WHOLE when both
+have been changed. No request may fail. The last line is `N passed, N failed`. Logs stay in ROOT/engine_tuner/.
+"""
+
+import json
+import pathlib
+import sys
+import time
+import traceback
+
+import subprocess
+
+from engine import Failed, Process, free_port, get, until
+from gateway import binary
+from tuner import Load, check
+
+NAMES = ("e0", "e1")
+# Missed for ten seconds, a restart, copies for 90 s, a minute to settle, comparison for two minutes or more.
+DECIDES = 1500
+
+
+class Rig:
+    def __init__(self, root):
+        self.root, self.folder = root, root / "engine_tuner"
+        self.folder.mkdir(exist_ok=True)
+        self.state = self.folder / "state"
+        for name in ("tuner.json", "tuner.jsonl"):
+            (self.state / name).unlink(missing_ok=True)
+        client, admin = free_port(), free_port()
+        self.url, self.admin = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{admin}"
+        self.file = self.folder / "sluice.toml"
+        self.file.write_text(self.text(client, admin))
+        self.load = None
+        self.gate = Process("gate", [binary(), "serve", "--config", self.file], self.folder / "gate.log")
+        self.gate.ready(self.admin + "/health", 20)
+        until("both engines serve", lambda: self.steps() == ["serve", "serve"], 300, 0.5)
+
+    def text(self, client, admin):
+        env = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(self.root / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in env.items())
+        command = json.dumps([str(self.root / "venv/bin/vllm"), "serve", str(self.root / "tiny")])
+        args = 'served-model-name = "tiny", load-format = "dummy", enforce-eager = true, max-model-len = 2048, max-num-seqs = 2'
+        lines = [
+            "[server]", f'listen = "127.0.0.1:{client}"', f'admin = "127.0.0.1:{admin}"', 'drain_timeout = "30s"',
+            "[slo]", 'ttft = "100ms"',
+            "[tuner]", 'mode = "apply"', 'flags = ["max-num-seqs"]', 'missed_for = "10s"',
+            "[health]", 'probe_timeout = "10s"',
+            "[fleet]", f"state = {json.dumps(str(self.state))}", 'ramp = "2s"', "warm_up = 3", "start_timeout_scale = 4",
+            "[[model]]", 'name = "tiny"',
+            "[[pool]]", 'name = "p"', 'models = ["tiny"]', 'queue = { length = 512, timeout = "120s" }',
+        ]
+        for name in NAMES:
+            lines += ["[[pool.backend]]", f'name = "{name}"', "[pool.backend.launch]", f"command = {command}",
+                      f"port = {free_port()}", f"env = {{ {env} }}", f"args = {{ {args} }}"]
+        return "\n".join(lines) + "\n"
+
+    def steps(self):
+        pools = json.loads(get(self.admin + "/admin/status", 10)[1])["pools"]
+        return [backend["engine"]["step"] for backend in pools[0]["backends"]]
+
+    def settings(self):
+        pools = json.loads(get(self.admin + "/admin/status", 10)[1])["pools"]
+        return [backend["engine"]["settings"] for backend in pools[0]["backends"]]
+
+    def events(self):
+        return json.loads(get(self.admin + "/admin/tuner")[1])["events"]
+
+    def show(self):
+        done = subprocess.run([binary(), "tuner", "show", "--events", "40", "--admin", self.admin], capture_output=True,
+                              text=True, timeout=60, stdin=subprocess.DEVNULL)
+        check(done.returncode == 0, done.stderr)
+        return done.stdout
+
+    def stop(self):
+        if self.load:
+            self.load.over.set()
+        self.gate.terminate()
+
+
+def engines_get_more_sequences_under_load_and_no_request_fails(rig, whole):
+    rig.load = Load(rig.url)
+    wanted = "kept" if whole else "promoted"
+    of_engines = lambda kind: [one for one in rig.events() if one["kind"] == kind and ".engine." in one["key"]]
+
+    def done():
+        check(not of_engines("undone"), of_engines("undone"))
+        return of_engines(wanted)
+
+    until(f"a change of engines is {wanted}", done, DECIDES, every=2)
+    time.sleep(5)
+    ended = rig.load.end()
+    rig.load = None
+    print("\n".join("  " + line for line in rig.show().splitlines()))
+    bad = [one for one in ended if one[1] != 200 or not one[2]]
+    check(not bad, f"{len(bad)} of {len(ended)} failed: {bad[:3]}")
+    print(f"  {len(ended)} requests, none failed; {rig.settings()}")
+    lines = [json.loads(line) for line in (rig.state / "tuner.jsonl").read_text().splitlines()]
+    kinds = [line["kind"] for line in lines if ".engine." in line["key"]]
+    check(kinds[:3] == ["tried", "compared", "promoted"], kinds)
+
+
+def main():
+    rig, failed = Rig(pathlib.Path(sys.argv[1])), 0
+    try:
+        engines_get_more_sequences_under_load_and_no_request_fails(rig, len(sys.argv) > 2)
+        print("ok   engines get more sequences under load and no request fails")
+    except (AssertionError, Failed, OSError, KeyError, ValueError, subprocess.SubprocessError):
+        print(f"FAIL\n{traceback.format_exc()}\n{rig.gate.tail(40)}", flush=True)
+        failed = 1
+    finally:
+        rig.stop()
+    print(f"{1 - failed} passed, {failed} failed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
