@@ -22,7 +22,7 @@ const REQUESTS_MIN: usize = 100;
 /// After the last arrival, requests that have not ended count as late.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// The loss of a request that has not ended.
-const LOSS_UNFINISHED: f64 = 2.0;
+const LOSS_UNFINISHED: f64 = 3.0;
 
 /// Simulates what `question` asks, with the configuration and the engines of `lab`. Empty where that cannot be simulated.
 pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
@@ -89,7 +89,7 @@ fn replay(lab: &Lab, requests: &[RecentRequest]) -> Option<Lab> {
     let traffic = vec![RunPlan::new(workload, Arrival::Recorded(times.into()), Extent::Requests(count))];
     let mut engines = lab.engines.clone();
     engines.iter_mut().for_each(|engine| engine.changes.clear());
-    Some(Lab { give_up_after: GIVE_UP, ..Lab::new(config, engines, traffic) })
+    Some(Lab { give_up_after: GIVE_UP, launched: lab.launched, ..Lab::new(config, engines, traffic) })
 }
 
 /// The same with one backend of a pool less.

@@ -159,6 +159,7 @@ impl Simulation {
             admission.set_cache_size(*backend, u64::from(blocks) * u64::from(BLOCK_TOKENS));
             let adapters = if sim.lora { lab.adapter_names() } else { Vec::new() };
             let served = sim.names.iter().chain(&adapters).map(|name| AdapterId::of(name)).collect();
+            admission.set_ceiling(*backend, lab.launched.then_some(sim.engine.max_num_seqs));
             admission.set_adapters(*backend, served, sim.lora.then_some(sim.engine.max_loras as usize));
         }
         let counters = vec![None; lab.config.models.len()];

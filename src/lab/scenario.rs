@@ -13,7 +13,7 @@ use crate::forecast::forecast;
 use crate::setup::{EngineChange, EngineSetup, Lab};
 use crate::traffic::TrafficDefaults;
 use sluice_bench::RunPlan;
-use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target};
+use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 
 /// The default GPU and model.
 pub(crate) const GPU: &str = "h200";
@@ -58,7 +58,9 @@ impl Scenario {
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
         let traffic = self.traffic(&config, variant)?;
         let client_timeout = self.file.client_timeout.map(|period| period.0);
-        Ok(Lab { client_timeout, forecaster: Some(forecast), ..Lab::new(config, engines, traffic) })
+        // The tuner may restart engines, so the gateway runs them.
+        let launched = config.tuner.mode == TunerMode::Apply;
+        Ok(Lab { client_timeout, launched, forecaster: Some(forecast), ..Lab::new(config, engines, traffic) })
     }
 
     /// Configuration and traffic of one variant for real engines: with the secrets and the size of this machine.

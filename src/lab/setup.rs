@@ -29,6 +29,8 @@ pub struct Lab {
     pub client_timeout: Option<Duration>,
     /// Virtual time after the last arrival at which the run ends. Requests that still wait or run are unfinished.
     pub give_up_after: Duration,
+    /// Whether the gateway runs the engines: then it gives an engine no more sequences than its `max-num-seqs`.
+    pub launched: bool,
     /// Faults of engines with certain flags, of which the online tuner does not know.
     pub plants: Vec<Plant>,
     /// Simulates for the online tuner; `None`: it acts without forecasts.
@@ -115,6 +117,7 @@ impl Lab {
             traffic,
             client_timeout: None,
             give_up_after: GIVE_UP_AFTER,
+            launched: false,
             plants: Vec::new(),
             forecaster: None,
         }

@@ -13,13 +13,13 @@ use crate::setup::{EngineChange, EngineSetup, Lab, PlantedFault};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::TunerMode;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
-use sluice_online::{EngineState, Event, Observer, Order, Restarted, Tuner, TunerReport};
+use sluice_online::{EngineFlag, EngineState, Event, Observer, Order, Restarted, Tuner, TunerReport};
 
 /// What a restart takes from the last request to readiness: an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
 /// How long requests in flight may take.
 const DRAIN: Duration = Duration::from_secs(300);
-/// A restart is refused while the other backends use more than this share of their slots.
+/// A restart is refused while the other backends use more than this share of their slots, unless it is worth that.
 const HEADROOM: f64 = 0.8;
 /// Seconds between two looks at the engines' metrics.
 const LOOK_EVERY: u64 = 5;
@@ -117,8 +117,8 @@ impl LabTuner {
                     let answer = answer.and_then(Result::ok).unwrap_or_default();
                     self.tuner.answered(&answer, &engines, None, observer, now);
                 }
-                Order::Restart { engine, flag, value } => {
-                    if let Err(outcome) = self.begin(around, &view, &engine, flag, value) {
+                Order::Restart { engine, flag, value, crowded } => {
+                    if let Err(outcome) = self.begin(around, &view, (&engine, crowded), (flag, value)) {
                         orders.extend(self.tuner.restarted(outcome, observer, now));
                     }
                 }
@@ -145,6 +145,7 @@ impl LabTuner {
                 backend: backend.name.to_string(),
                 flags: setup.can_change().then(|| setup.flags()),
                 serves: backend.in_rotation(),
+                waiting: pool.queue_length,
             }
         };
         of_pool.zip(around.backends).map(state).collect()
@@ -154,9 +155,8 @@ impl LabTuner {
         &mut self,
         around: &Surroundings<'_>,
         view: &[PoolView],
-        name: &str,
-        flag: sluice_online::EngineFlag,
-        value: f64,
+        (name, crowded): (&str, bool),
+        (flag, value): (EngineFlag, f64),
     ) -> Result<(), Restarted> {
         let (pool, own) = name.split_once('/').unwrap_or_default();
         let all = view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
@@ -165,7 +165,7 @@ impl LabTuner {
         let others = || of.backends.iter().filter(|other| *other.name != *own && other.in_rotation());
         let used: u32 = others().map(|other| other.used.slots).sum();
         let slots: u32 = others().map(|other| other.limits.slots).sum();
-        if f64::from(used) >= f64::from(slots) * HEADROOM {
+        if !crowded && f64::from(used) >= f64::from(slots) * HEADROOM {
             return Err(Restarted::Blocked("the other backends have too little room".to_owned()));
         }
         let made = self.setups[*engine].with_flag(flag, value).map_err(|error| error.to_string());
@@ -207,6 +207,7 @@ impl LabTuner {
                     Err(why) => Restarted::Failed(why.clone()),
                 };
                 cluster.start_as(now, *engine, &self.setups[*engine].planted(&around.lab.plants));
+                admission.set_ceiling(*backend, Some(self.setups[*engine].sim.engine.max_num_seqs));
                 admission.engine_replaced(*backend, around.start + now);
                 admission.set_cordon(*backend, Cordon::Open);
                 self.restart = None;

@@ -58,6 +58,7 @@ mod tests {
             backend: "a".into(),
             flags: Some(Flags::from([(EngineFlag::MaxNumSeqs, most)])),
             serves: true,
+            waiting: 0,
         };
         let facts = EngineFacts { samples: 60, running: 2.0, running_peak: 2.0, ..EngineFacts::default() };
         let shown = [("p/a".to_owned(), facts)];

@@ -1,13 +1,15 @@
 //! A change of one flag of all engines of a pool, and the experiments by which it is tried.
 //!
 //! ```text
-//!   the canary restarts -> copies -> compared with one that was not changed -> the others restart, one by one
-//!                 |           |                  |                                  |
-//!                 `-----------+------------------+----------------------------------'--> all that were changed restart as before
+//!   the canary restarts -> copies -> recovery -> compared with one that was not changed -> the others restart, one by one
+//!                 |           |          |                  |                                  |
+//!                 `-----------+----------+------------------+----------------------------------'
+//!                                        `--> all that were changed restart as before
 //! ```
 //!
 //! While it gets copies, no client sees a response of the canary: an engine that crashes, hangs or fails under the
-//! load costs no request. While it is compared, the gateway draws for each request which of the two engines serves it.
+//! load costs no request. Then all engines serve those that waited meanwhile: with a backlog on one side only, the other
+//! would seem to be better. While it is compared, the gateway draws for each request which of the two engines serves it.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +38,8 @@ pub enum Stage {
     Canary,
     /// It gets copies of requests.
     Copies,
+    /// All engines serve what waited meanwhile.
+    Recovery,
     /// It is compared.
     Compared,
     /// The other engines restart with the change.
@@ -61,6 +65,9 @@ pub struct EngineChange {
     pub to: f64,
     /// By how much the mean loss shall fall, where that was simulated.
     pub forecast: Option<f64>,
+    /// Whether its gain pays even if requests must wait while an engine restarts, because the others have no room for them.
+    #[serde(default)]
+    pub crowded: bool,
     /// Backends whose engines were restarted with it, or are about to be.
     pub changed: Vec<String>,
     /// What it is doing.
@@ -122,7 +129,7 @@ impl EngineChange {
                 }
                 arms
             }
-            Stage::Canary | Stage::Promotion | Stage::Return => return None,
+            Stage::Canary | Stage::Recovery | Stage::Promotion | Stage::Return => return None,
         };
         Some(Experiment {
             name: EXPERIMENT.to_owned(),

@@ -8,10 +8,9 @@
 //!      `------------------------- kept <------------------------------- better ----------------'
 //! ```
 //!
-//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`GAIN`]. It is undone at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The
-//! same change is not tried again for a while, the longer the more often it failed, unless the load changes.
-//! Objectives that are met are left alone.
-//!
+//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`GAIN`]. It is undone
+//! at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The same change is not tried
+//! again for a while, the longer the more often it failed, unless the load changes. Objectives that are met are left alone.
 //! It only proposes the change where it may not act, or waits until an operator approves it ([`Acting`]).
 //!
 //! It stands back when a configuration is applied, a backend enters or leaves rotation, or the clock goes backwards: what was
@@ -117,7 +116,7 @@ pub struct Controller {
     load: Option<(f64, Lengths)>,
     /// Since when the load is as it is.
     load_since: Duration,
-    /// Since when objectives are missed and no change helped.
+    /// Since when objectives are missed although a change was tried.
     stuck_since: Option<Duration>,
     in_rotation: Option<Vec<usize>>,
     latest: Duration,
@@ -253,7 +252,7 @@ impl Controller {
         format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
     }
 
-    /// Since when objectives are missed and no change of limits has helped.
+    /// Since when objectives are missed although a change of limits was tried, or although none is left.
     pub fn stuck_since(&self) -> Option<Duration> {
         self.stuck_since
     }
@@ -455,6 +454,7 @@ impl Controller {
             return self.watch(now, window);
         }
         self.note(now, EventKind::Undone, &trial, result);
+        self.stuck_since.get_or_insert(now);
         self.blocks.close(direction, now);
         self.steps.refine(direction.pool, direction.knob);
         self.limits = trial.before;

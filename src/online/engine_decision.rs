@@ -12,6 +12,9 @@ use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Question};
 
+/// Without a forecast: the loss from which engines that have no room are restarted, too.
+const GROSS_LOSS: f64 = 0.5;
+
 struct Best {
     flag: EngineFlag,
     to: f64,
@@ -125,7 +128,7 @@ impl EngineTuner {
             _ => 1.0 / count,
         };
         let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
-        let cost = extra * (self.lasts + COPIES.0).as_secs_f64() * count;
+        let cost = extra * (self.lasts.as_secs_f64() * count + COPIES.0.as_secs_f64());
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
         self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
@@ -142,6 +145,8 @@ impl EngineTuner {
             from,
             to,
             forecast,
+            // What waiting costs is part of the forecast; without one, requests must be so late that it hardly matters.
+            crowded: answer.now.is_some() || need.score.loss >= GROSS_LOSS,
             changed: Vec::new(),
             stage: Stage::Canary,
         };

@@ -37,6 +37,8 @@ pub struct EngineState {
     pub flags: Option<Flags>,
     /// Whether it is in rotation.
     pub serves: bool,
+    /// Requests that wait in the queue of its pool.
+    pub waiting: usize,
 }
 
 /// Pools that miss their objectives, as their controller sees it.
@@ -94,6 +96,8 @@ pub enum Order {
         flag: EngineFlag,
         /// Its value.
         value: f64,
+        /// Even if the other engines have no room for its requests: then they wait.
+        crowded: bool,
     },
     /// [`EngineTuner::change`] has another experiment, or none.
     Experiment,

@@ -47,7 +47,9 @@ pub(crate) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Durati
 pub(crate) const COPIES_SERVED: u64 = 30;
 /// Copies that fail before it is taken back.
 pub(crate) const COPIES_FAILED: u64 = 3;
-/// After the copies, requests do not count for this long.
+/// How long requests that waited during the restart may take to be served.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(900);
+/// When a comparison begins, requests do not count for this long.
 pub(crate) const SETTLE: Duration = Duration::from_secs(60);
 /// When a comparison ends without a winner.
 pub(crate) const COMPARED: Duration = Duration::from_secs(2_700);
@@ -95,8 +97,8 @@ pub(crate) enum State {
     Watching(Duration),
     /// Since when.
     Simulating(Duration),
-    /// A restart waits, or was ordered of this backend.
-    Restarting { since: Duration, ordered: Option<String>, retry: Duration, failed: u32 },
+    /// A restart waits since then, or was ordered of this backend.
+    Restarting { since: Duration, ordered: Option<(String, Duration)>, retry: Duration, failed: u32 },
     /// Copies, comparison, or a look at engines after a restart. `absent`: since when one of them is out of rotation.
     Measuring { since: Duration, absent: Option<Duration> },
 }
@@ -235,6 +237,7 @@ impl EngineTuner {
                 let what = match change.stage {
                     Stage::Canary => format!("{} restarts with it", change.canary()),
                     Stage::Copies => format!("{} gets copies of requests", change.canary()),
+                    Stage::Recovery => "requests that waited meanwhile are served".to_owned(),
                     Stage::Compared => format!("{} is compared with {}", change.canary(), change.control()),
                     Stage::Promotion => {
                         format!("{} of {} engines have it", change.changed.len(), change.backends.len())
@@ -387,9 +390,11 @@ impl EngineTuner {
             return;
         }
         let value = if returns { change.from } else { change.to };
-        orders.push(Order::Restart { engine: format!("{}/{backend}", change.pool), flag: change.flag, value });
+        let crowded = change.crowded || (returns && look.now >= since + BLOCKED);
+        let engine = format!("{}/{backend}", change.pool);
+        orders.push(Order::Restart { engine, flag: change.flag, value, crowded });
         self.restarts.push_back(look.now);
-        self.state = State::Restarting { since: look.now, ordered: Some(backend.clone()), retry, failed };
+        self.state = State::Restarting { since, ordered: Some((backend.clone(), look.now)), retry, failed };
         // Written down before it happens: a gateway that ends meanwhile takes it back.
         if let Some(change) = self.change.as_mut().filter(|_| !returns) {
             change.changed.push(backend);
@@ -399,13 +404,15 @@ impl EngineTuner {
     /// What came of a restart.
     pub fn restarted(&mut self, outcome: Restarted, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
-        let State::Restarting { since, ordered: Some(backend), failed, .. } = self.state.clone() else { return orders };
+        let State::Restarting { since, ordered: Some((backend, ordered)), failed, .. } = self.state.clone() else {
+            return orders;
+        };
         let Some(change) = &mut self.change else { return orders };
         let returns = change.stage == Stage::Return;
         let again = |failed| State::Restarting { since, ordered: None, retry: now + RETRY, failed };
         match outcome {
             Restarted::Done => {
-                self.lasts = (now.saturating_sub(since)).max(Duration::from_secs(1));
+                self.lasts = (now.saturating_sub(ordered)).max(Duration::from_secs(1));
                 if returns {
                     change.changed.retain(|other| *other != backend);
                     self.restart_next(now);

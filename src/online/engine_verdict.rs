@@ -10,7 +10,7 @@ use crate::change::{EngineChange, Stage};
 use crate::engine_look::{Look, Order};
 use crate::engine_tuner::{
     ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, Closed,
-    EngineTuner, FAILURES, GAIN, GAIN_MIN, REST, SETTLE, SURGE, State, WATCHED,
+    EngineTuner, FAILURES, GAIN, GAIN_MIN, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
 };
 use crate::event::{Event, EventKind};
 use crate::forecast::Realised;
@@ -47,6 +47,7 @@ impl EngineTuner {
         }
         match change.stage {
             Stage::Copies => self.look_at_copies(look, since, orders),
+            Stage::Recovery => self.recover(look, &change, since, orders),
             Stage::Compared => self.compare(look, &change, since, orders),
             _ if look.now >= since + WATCHED => self.restart_next(look.now),
             _ => {}
@@ -68,11 +69,25 @@ impl EngineTuner {
         }
         if lasted >= COPIES.1 || (lasted >= COPIES.0 && enough && !is_silent) {
             if let Some(change) = &mut self.change {
-                change.stage = Stage::Compared;
+                change.stage = Stage::Recovery;
             }
             self.note(look.now, EventKind::Compared, format!("{} copies of requests were served", canary.requests));
+            self.state = State::Measuring { since: look.now, absent: None };
+            orders.push(Order::Experiment);
+        }
+    }
+
+    fn recover(&mut self, look: &Look<'_>, change: &EngineChange, since: Duration, orders: &mut Vec<Order>) {
+        let own = || look.engines.iter().filter(|engine| engine.pool == change.pool);
+        let is_short = own().all(|engine| engine.waiting <= change.backends.len());
+        if is_short {
+            if let Some(change) = &mut self.change {
+                change.stage = Stage::Compared;
+            }
             self.state = State::Measuring { since: look.now + SETTLE, absent: None };
             orders.push(Order::Experiment);
+        } else if look.now >= since + RECOVERY {
+            self.give_up(look.now, "requests still wait long with it", orders);
         }
     }
 

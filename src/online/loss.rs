@@ -2,7 +2,7 @@
 //! its time.
 //!
 //! The loss of a request is 0 if it met all objectives. Otherwise it is 1 + log2(r) / 5, where r is the largest ratio of a
-//! measured time to its bound, and at most 2. That of a request that was shed is 3. So the mean loss is at least the share of
+//! measured time to its bound, and at most 3. That of a request that was shed is 4. So the mean loss is at least the share of
 //! requests that missed, and it still falls when all of them miss by less or fewer are shed.
 
 use std::time::Duration;
@@ -13,9 +13,12 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::{Outcome, Stage};
 
 /// The loss of a request that was shed.
-pub const LOSS_OF_SHED: f64 = 3.0;
-/// A time of two to the power of this times its bound has the largest loss of a request that was served.
-const OCTAVES_MAX: f64 = 5.0;
+pub const LOSS_OF_SHED: f64 = 4.0;
+/// A time of two to the power of this times its bound loses as much again as one that is just late.
+const OCTAVES: f64 = 5.0;
+/// The largest loss of a request that was served. It is reached at a thousand times the bound: where a limit is far too low, a
+/// first step makes waits shorter and not yet short, and that must count.
+const LOSS_OF_LATE: f64 = 3.0;
 
 /// Where a request lost its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,5 +92,5 @@ pub fn judge(record: &Record, objectives: &Objectives, undisturbed: Undisturbed)
         _ if queued > on_engine => Cause::Queue,
         _ => Cause::Engine,
     };
-    Some(Judged { loss: 1.0 + worst.log2().min(OCTAVES_MAX) / OCTAVES_MAX, cause: Some(cause), service })
+    Some(Judged { loss: (1.0 + worst.log2() / OCTAVES).min(LOSS_OF_LATE), cause: Some(cause), service })
 }

@@ -426,7 +426,7 @@ proptest! {
                 window.usage = Usage {
                     moments: 10, waiting: 9, no_slots: 9, no_permits: 5, no_prefill: 7, no_tokens: 0, queue: 3,
                     slots_peak: peak, permits_peak: peak % 7, prefill_peak: u64::from(peak) * 100, in_rotation: 1,
-                    context: None,
+                    context: None, in_flight: None,
                 };
                 window
             });

@@ -149,7 +149,7 @@ impl Tuner {
         if self.mode == TunerMode::Off {
             return false;
         }
-        observer.sample(view);
+        observer.sample(view, now);
         let mut changed = false;
         let changing = self.engines.change().map(|change| change.pool.clone());
         for Group { pools, controller, .. } in &mut self.groups {

@@ -4,6 +4,8 @@
 //! A limit that is not used up is not binding, and raising it would change nothing. The peaks of use are where lowering a limit
 //! begins to have an effect.
 
+use std::time::Duration;
+
 use sluice_gateway::pool::PoolView;
 
 /// How the limits of one pool were used.
@@ -23,6 +25,8 @@ pub struct Usage {
     pub no_tokens: u32,
     /// Requests that waited at the last moment.
     pub queue: usize,
+    /// Requests in flight at the first and at the last moment: those that waited, and sequences on backends.
+    pub in_flight: Option<((Duration, usize), (Duration, usize))>,
     /// The most sequences on one backend.
     pub slots_peak: u32,
     /// The most long prompts in prefill on one backend.
@@ -40,8 +44,11 @@ const NEARLY: f64 = 0.9;
 
 impl Usage {
     /// Counts one moment.
-    pub fn count(&mut self, pool: &PoolView) {
+    pub fn count(&mut self, pool: &PoolView, now: Duration) {
         let serving: Vec<_> = pool.backends.iter().filter(|backend| backend.in_rotation()).collect();
+        let on_backends: usize = pool.backends.iter().map(|backend| backend.used.slots as usize).sum();
+        let last = (now, pool.queue_length + on_backends);
+        self.in_flight = Some((self.in_flight.map_or(last, |(first, _)| first), last));
         self.moments += 1;
         self.queue = pool.queue_length;
         self.in_rotation = serving.len();

@@ -30,7 +30,7 @@ const BATCHES_MAX: usize = 480;
 /// A queue of more than this many requests for each backend is long: those in it count as late.
 const LONG_QUEUE: usize = 16;
 /// The loss of a request in a long queue: between that of one that is late and one that is shed.
-const LOSS_OF_WAITING: f64 = 2.0;
+const LOSS_OF_WAITING: f64 = 3.0;
 /// By how much the shortest time per output token that was seen is forgotten with each request.
 const FORGET: f64 = 1.0005;
 /// Prompt tokens per second until backends have shown theirs.
@@ -60,6 +60,8 @@ pub struct PoolWindow {
     pub queued: Lengths,
     /// Loss by cause: queue, engine, decode.
     pub causes: [f64; 3],
+    /// Requests that ended, whenever they arrived.
+    pub ended: f64,
     /// Requests that were served, and the seconds for which they were on a backend, all together.
     pub served: (f64, f64),
     /// The most sequences that one request has taken since the pool was configured.
@@ -111,6 +113,14 @@ impl PoolWindow {
         known.then(|| arrived / lasted * (seconds / served) / self.usage.in_rotation as f64)
     }
 
+    /// Requests that arrived per second: those that ended, and those that became more in flight. `None`: not known. Where a backlog
+    /// grows, far fewer end than arrive.
+    pub fn arrival_rate(&self) -> Option<f64> {
+        let ((from, first), (until, last)) = self.usage.in_flight?;
+        let lasted = until.saturating_sub(from).as_secs_f64();
+        (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
+    }
+
     /// Mean loss of a request.
     pub fn loss_per_request(&self) -> f64 {
         self.causes.iter().sum::<f64>() / self.lengths.total().max(1.0)
@@ -142,7 +152,7 @@ pub struct Score {
     pub error: f64,
     /// Share of the requests that met all objectives.
     pub attainment: f64,
-    /// Requests per second.
+    /// Requests that arrived per second.
     pub rate: f64,
     /// The largest mean loss of two batches in a row: requests that miss come together.
     pub peak: f64,
@@ -185,7 +195,9 @@ impl Window {
             two.iter().map(|batch| batch.loss).sum::<f64>() / requests.max(1.0)
         };
         let peak = sums.windows(2).map(of_two).fold(loss, f64::max);
-        Score { requests, loss, error, attainment: 1.0 - missed / requests, rate: requests / seconds, peak }
+        let arrived: Option<f64> = self.pools.iter().map(PoolWindow::arrival_rate).sum();
+        let rate = arrived.unwrap_or(requests / seconds);
+        Score { requests, loss, error, attainment: 1.0 - missed / requests, rate, peak }
     }
 
     /// Shares of the lost time by cause: queue, engine, decode; 0 where none is lost.
@@ -263,6 +275,7 @@ impl Observer {
             return;
         }
         recent.add(record, now);
+        pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
         if let Some(tpot) = tpot {
@@ -304,10 +317,10 @@ impl Observer {
     }
 
     /// Notes how the limits of the pools are used at this moment.
-    pub fn sample(&self, view: &[PoolView]) {
+    pub fn sample(&self, view: &[PoolView], now: Duration) {
         for pool in &mut self.0.lock().pools {
             let Some(view) = view.iter().find(|view| view.name == pool.name) else { continue };
-            pool.window.usage.count(view);
+            pool.window.usage.count(view, now);
             let fastest = view.backends.iter().map(|backend| backend.prefill_rate).fold(0.0, f64::max);
             if fastest > 0.0 && fastest.is_finite() {
                 pool.undisturbed.prefill_rate = fastest;

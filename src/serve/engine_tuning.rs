@@ -33,9 +33,9 @@ impl App {
             let app = Arc::clone(self);
             match order {
                 Order::Experiment => {}
-                Order::Restart { engine, flag, value } => {
+                Order::Restart { engine, flag, value, crowded } => {
                     tokio::spawn(async move {
-                        let outcome = app.restart_for_tuner(&engine, flag, value).await;
+                        let outcome = app.restart_for_tuner(&engine, (flag, value), crowded).await;
                         app.report_restart(outcome).await;
                     });
                 }
@@ -73,6 +73,7 @@ impl App {
                     pool: pool.name.to_string(),
                     backend: backend.name.to_string(),
                     flags: engine.zip(configured).map(|(engine, configured)| self.flags_of(engine, configured)),
+                    waiting: pool.queue_length,
                     serves: backend.in_rotation() && engine.is_none_or(|engine| engine.step == SERVES),
                 });
             }
@@ -107,13 +108,14 @@ impl App {
     }
 
     /// Restarts an engine with another value of a flag, and waits until that has ended.
-    async fn restart_for_tuner(&self, engine: &str, flag: EngineFlag, value: f64) -> Restarted {
+    async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
         let value = match flag {
             EngineFlag::GpuMemoryUtilization => ArgValue::Float(value),
             _ => ArgValue::Int(value as i64),
         };
         let set = BTreeMap::from([(flag.name().to_owned(), value)]);
-        let started = match self.fleet.restart(engine, RestartRequest { set, ..RestartRequest::default() }).await {
+        let started = match self.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await
+        {
             Ok(started) => started.change,
             Err(RestartError::Blocked(why)) => return Restarted::Blocked(why.to_string()),
             Err(error) => return Restarted::Failed(error.to_string()),
@@ -181,7 +183,7 @@ impl App {
                 engines.push(self.setup(backend, &given.unwrap_or_default())?);
             }
         }
-        Some(Lab::new(crate::config::Config::clone(&config), engines, Vec::new()))
+        Some(Lab { launched: true, ..Lab::new(crate::config::Config::clone(&config), engines, Vec::new()) })
     }
 }
 

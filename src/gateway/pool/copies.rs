@@ -4,8 +4,9 @@
 //! waits, is shed or is placed in another pool because of a copy. In return:
 //!
 //! - a copy is admitted only where the policy of its pool places it, if it has room there at once beside all requests and all
-//!   other copies, and while no request waits for that pool;
-//! - it is cut when a request takes its room, when a request has to wait for its pool, and when its backend leaves the rotation.
+//!   other copies, and while no request waits that may use that backend;
+//! - it is cut when a request takes its room, when a request that may use its backend has to wait, and when its backend leaves the
+//!   rotation.
 //!
 //! Between requests with equal room, a backend with copies counts as more loaded, since its engine is. What a copy shows of
 //! health and speed is not noted: its model may be another one.
@@ -18,7 +19,7 @@ use super::grant::Grant;
 use super::lease::Lease;
 use super::request::AdmissionRequest;
 use super::state::AdmissionState;
-use sluice_core::base::{BackendId, PoolId};
+use sluice_core::base::BackendId;
 
 impl Admission {
     /// Cuts all copies and admits no more: the gateway stops, and waits for requests only.
@@ -40,11 +41,13 @@ impl Admission {
 impl AdmissionState {
     fn enter_copy(&mut self, request: &AdmissionRequest) -> Option<(Grant, u64)> {
         let home = request.home;
-        if self.closed_to_copies || self.is_removed(home) || request.layout != self.layout || !self.has_no_waiters(home)
-        {
+        if self.closed_to_copies || self.is_removed(home) || request.layout != self.layout {
             return None;
         }
         let backend = self.pick(home, request)?;
+        if self.is_waited_for(backend) {
+            return None;
+        }
         let found = self.backend(backend)?;
         if !found.copies.fit(&found.used, &found.limits, &request.need) {
             return None;
@@ -64,6 +67,16 @@ impl AdmissionState {
         Some((Grant { abort: cut, ..grant }, serial))
     }
 
+    /// Whether a request waits that may use this backend. In most queues the first one may.
+    fn is_waited_for(&self, backend: BackendId) -> bool {
+        let Some(pool) = self.backend(backend).and_then(|found| self.pools.get(found.pool.index())) else {
+            return false;
+        };
+        let feeders = pool.fed_by.iter().map(|feeder| &self.pools[feeder.index()]);
+        let mut waiting = std::iter::once(pool).chain(feeders).flat_map(|pool| pool.queue.ids());
+        waiting.any(|id| self.waiters[id as usize].as_ref().is_some_and(|waiter| self.allows(&waiter.request, backend)))
+    }
+
     /// A copy has ended.
     pub(super) fn end_copy(&mut self, backend: BackendId, serial: u64) {
         if let Some(found) = self.backend_mut(backend) {
@@ -71,11 +84,11 @@ impl AdmissionState {
         }
     }
 
-    /// Cuts the copies in these pools: a request waits for them.
-    pub(super) fn cut_copies(&mut self, pools: &[PoolId]) {
+    /// Cuts the copies on backends that this request may use: it waits.
+    pub(super) fn cut_copies(&mut self, request: &AdmissionRequest) {
         for backend in std::mem::take(&mut self.with_copies) {
             match self.backend(backend) {
-                Some(found) if pools.contains(&found.pool) => self.cut_copies_on(backend),
+                Some(_) if self.allows(request, backend) => self.cut_copies_on(backend),
                 Some(found) if found.copies.len() > 0 => self.with_copies.push(backend),
                 _ => {}
             }

@@ -198,6 +198,7 @@ impl AdmissionState {
         let rules = &self.pools[home.index()].rules;
         let (queue_length, deadline) = (rules.queue_length, request.arrived + rules.queue_timeout);
         let mut untried = request.clone();
+        let avoided = untried.avoid.len();
         let id = self.enqueue(request);
         for pool in pools {
             while let Some(backend) = self.pick(*pool, &untried) {
@@ -212,7 +213,8 @@ impl AdmissionState {
             self.leave(id, wakers);
             return Entered::Shed(ShedReason::QueueFull);
         }
-        self.cut_copies(pools);
+        untried.avoid.truncate(avoided);
+        self.cut_copies(&untried);
         self.reserve_if_passed(id);
         Entered::Queued { id, deadline }
     }

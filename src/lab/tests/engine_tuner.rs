@@ -5,12 +5,14 @@ use crate::setup::{Plant, PlantedFault};
 use crate::{Lab, LabFile, LabRun, Scenario, run};
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
 
-fn lab(args: &str, flags: &str, duration: &str) -> Lab {
+/// `load`: chats and documents per second; `bound`: of TTFT, and again for each 1,000 prompt tokens, in ms.
+fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) -> Lab {
+    let (chats, documents) = load;
     let text = format!(
         "duration = \"{duration}\"\nset = ['tuner.mode=\"apply\"', 'tuner.missed_for=\"30s\"', 'tuner.flags={flags}', \
-         'slo.ttft=\"400ms\"', 'slo.ttft_per_1k_prompt_tokens=\"400ms\"']\n\
+         'slo.ttft=\"{bound}ms\"', 'slo.ttft_per_1k_prompt_tokens=\"{bound}ms\"', 'pool.all.queue={{timeout=\"10m\", length=4096}}']\n\
          [[engine]]\ncount = 2\ngpu = \"l4\"\nmodel = \"llama-3.2-1b\"\nargs = {args}\n\
-         [[traffic]]\nclass = [{{ name = \"chat\", rate = 5, in = 500, out = 150 }}, {{ name = \"document\", rate = 0.2, in = 4000, out = 50 }}]\n"
+         [[traffic]]\nclass = [{{ name = \"chat\", rate = {chats}, in = 500, out = 150 }}, {{ name = \"document\", rate = {documents}, in = 4000, out = 50 }}]\n"
     );
     let file = LabFile::parse(&text, "test").unwrap();
     let scenario = Scenario { file, folder: "/".into() };
@@ -27,15 +29,16 @@ fn lost(run: &LabRun) -> usize {
 
 #[test]
 fn engines_with_too_few_sequences_get_more_one_after_the_other() {
-    let run = run(&lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "20m"), 1).unwrap();
+    let run = run(&lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "20m", (4.8, 0.1), 400), 1).unwrap();
     let wanted = [EventKind::Tried, EventKind::Compared, EventKind::Promoted, EventKind::Kept];
-    assert_eq!(kinds(&run), wanted, "{:#?}", run.tuning);
-    assert_eq!(lost(&run), 0);
+    assert_eq!(kinds(&run), wanted, "{:#?}\n{:#?}", run.tuning, run.tuner);
+    let lost_requests = lost(&run);
     let report = run.tuner.unwrap();
     let change = &report.engines.changes[0];
     assert_eq!((change.flag, change.values.0, &*change.verdict), (EngineFlag::MaxNumSeqs, 4.0, "promoted"));
     assert!(change.realised > 0.0 && change.forecast.is_some_and(|gain| gain > 0.0), "{change:?}");
     assert!(report.groups[0].attainment.unwrap() > 0.99, "{report:?}");
+    assert_eq!(lost_requests, 0);
 }
 
 /// Forecasts that every change is a large gain.
@@ -48,12 +51,18 @@ fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
 #[test]
 fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
     for fault in [PlantedFault::FailsAbove(2_000), PlantedFault::RefusesToStart, PlantedFault::CrashesAt(3)] {
-        let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "12m");
+        let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "12m", (1.5, 0.3), 5);
         lab.forecaster = Some(promises);
         let plant = |value| Plant { flag: EngineFlag::GpuMemoryUtilization, value, fault };
         lab.plants = vec![plant(0.87)];
         let run = run(&lab, 1).unwrap();
-        assert_eq!(kinds(&run), [EventKind::Tried, EventKind::Undone], "{fault:?}: {:#?}", run.tuning);
+        assert_eq!(
+            kinds(&run),
+            [EventKind::Tried, EventKind::Undone],
+            "{fault:?}: {:#?}\n{:#?}",
+            run.tuning,
+            run.tuner
+        );
         assert_eq!(lost(&run), 0, "{fault:?}");
         assert!(run.tuner.unwrap().engines.doing.contains("watching"), "{fault:?}");
     }

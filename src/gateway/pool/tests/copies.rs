@@ -57,6 +57,30 @@ fn a_request_that_waits_cuts_all_copies_and_none_begins_while_it_waits() {
     assert!(fixture.admission.enter_copy(&fixture.request(0, 10)).is_some());
 }
 
+/// As in an experiment whose arms have backends of their own.
+#[test]
+fn a_request_that_waits_for_other_backends_leaves_copies_alone() {
+    let fixture = Fixture::new(&[spec("one", 2, limits(1, 1), vec![])]);
+    let [own, other] = [0, 1].map(|at| fixture.layout.backends[0][at]);
+    let avoiding = |backend| {
+        let mut request = fixture.request(0, 10);
+        request.avoid.push(backend);
+        request
+    };
+    let AdmissionDecision::Granted(held) = fixture.admission.enter(avoiding(own)) else { panic!("there was room") };
+    let before = fixture.admission.enter_copy(&avoiding(other)).unwrap();
+    let AdmissionDecision::Queued(waiting, _) = fixture.admission.enter(avoiding(own)) else { panic!("no room") };
+    assert!(!is_cut(&before));
+    drop(before);
+    let copy = fixture.admission.enter_copy(&avoiding(other)).expect("no request waits for that backend");
+    let AdmissionDecision::Granted(second) = fixture.admission.enter(avoiding(other)) else {
+        panic!("copies have no room")
+    };
+    assert!(is_cut(&copy));
+    drop((held, second, waiting));
+    fixture.admission.check_invariants().unwrap();
+}
+
 #[test]
 fn the_copies_of_a_pool_that_a_waiting_request_may_spill_to_are_cut() {
     let fixture = Fixture::new(&two_pools());
@@ -113,12 +137,14 @@ proptest! {
         steps in proptest::collection::vec((0..4u8, any::<usize>(), 1..3_000u64, 1..3u32), 1..80),
     ) {
         let with_copies = |copies: bool| {
-            let (fixture, _) = one_backend(4);
+            let fixture = Fixture::new(&[spec("one", 2, limits(4, 1), vec![])]);
             let (mut leases, mut tickets, mut running) = (Vec::new(), Vec::new(), Vec::new());
             let mut seen = Vec::new();
             for (step, index, prompt, slots) in &steps {
                 let mut request = fixture.request(0, *prompt);
                 request.need.slots = *slots;
+                // Each has one backend to go to.
+                request.avoid.push(fixture.layout.backends[0][index % 2]);
                 match step {
                     0 => match fixture.admission.enter(request) {
                         AdmissionDecision::Granted(lease) => leases.push(lease),
