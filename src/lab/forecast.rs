@@ -35,16 +35,28 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
         }
         batches(&lab, seed).map(|found| beside(&now, &found))
     };
-    let with_one_less = one_less(&base, &question.pool).and_then(|lab| batches(&lab, seed));
+    let absence = || {
+        let base = replay(lab, latest(&question.requests, question.absent))?;
+        let [now, less] = [&base, &one_less(&base, &question.pool)?].map(|lab| batches(lab, seed));
+        let now = now?;
+        Some((beside(&now, &less?).loss - beside(&now, &now).loss).max(0.0))
+    };
     Answer {
         now: Some(beside(&now, &now)),
-        with_one_less: with_one_less.map(|found| beside(&now, &found)),
+        absence: absence(),
         candidates: question.candidates.iter().map(other).collect(),
     }
 }
 
 fn is_of(config: &Config, pool: &str, backend: &str) -> bool {
     config.pools.iter().filter(|own| own.name == pool).flat_map(|own| &own.backends).any(|own| own.name == backend)
+}
+
+/// The requests of the last `period`, and more if they are too few.
+fn latest(requests: &[RecentRequest], period: Duration) -> &[RecentRequest] {
+    let Some(last) = requests.last() else { return requests };
+    let from = requests.partition_point(|request| request.at + period < last.at);
+    &requests[from.min(requests.len().saturating_sub(REQUESTS_MIN))..]
 }
 
 /// The same engines and limits with these requests.

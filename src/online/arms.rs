@@ -99,7 +99,7 @@ impl Arms {
         let total = |arm: usize, of: fn(&Batch) -> f64| used.iter().map(|batch| of(&batch[arm])).sum::<f64>();
         let requests = [0, 1].map(|arm| total(arm, |batch| batch.requests));
         let count = used.len();
-        if count < BATCHES_MIN || requests.iter().any(|requests| *requests == 0.0) {
+        if count < BATCHES_MIN || requests.contains(&0.0) {
             return None;
         }
         let means = [0, 1].map(|arm| total(arm, |batch| batch.loss) / requests[arm]);

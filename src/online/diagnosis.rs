@@ -5,6 +5,7 @@
 //! | sequences wait for an adapter slot | adapter slots | `max-loras` up |
 //! | preemptions, or sequences wait while the KV cache is full | memory | fewer sequences, more memory |
 //! | sequences wait, as many run as ever, the KV cache has room | sequences | `max-num-seqs` up |
+//! | time is lost in the queue, as many run as `max-num-seqs` allows, the KV cache has room | sequences | `max-num-seqs` up |
 //! | time is lost between tokens | interference of prefills | `long-prefill-token-threshold` or `max-num-batched-tokens` down |
 //! | time is lost on the engine before the first token | prefill | `max-num-batched-tokens` up, more engines |
 //! | time is lost in the gateway's queue | the gateway's own limits | what the tuner moves |
@@ -79,7 +80,7 @@ pub struct Experience {
 pub fn diagnose(experience: &Experience, engines: &[(String, EngineFacts)]) -> Vec<Diagnosis> {
     let mut found: Vec<Diagnosis> = Vec::new();
     for (name, facts) in engines {
-        let Some((reading, evidence, advice)) = of_engine(facts, experience.misses) else { continue };
+        let Some((reading, evidence, advice)) = of_engine(facts, experience) else { continue };
         match found.iter_mut().find(|known| known.reading == reading) {
             Some(known) => known.backends.push(name.clone()),
             None => found.push(Diagnosis { reading, backends: vec![name.clone()], evidence, advice }),
@@ -97,7 +98,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-fn of_engine(facts: &EngineFacts, misses: bool) -> Option<(Reading, String, String)> {
+fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, String, String)> {
     if facts.missing > MOST {
         let evidence = "its metrics page is missing or has none of vLLM's names".to_owned();
         return Some((Reading::NoMetrics, evidence, String::new()));
@@ -124,6 +125,7 @@ fn of_engine(facts: &EngineFacts, misses: bool) -> Option<(Reading, String, Stri
         let advice = format!("lower slots or max-num-seqs to about {fewer}, or raise gpu-memory-utilization");
         return Some((Reading::Memory, evidence, advice));
     }
+    let misses = experience.misses;
     let at_peak = facts.running_while_waiting >= AT_PEAK * facts.running_peak;
     if misses && facts.waiting >= OFTEN && at_peak && facts.kv_while_waiting < KV_ROOM {
         let running = facts.running_while_waiting;
@@ -133,7 +135,15 @@ fn of_engine(facts: &EngineFacts, misses: bool) -> Option<(Reading, String, Stri
         );
         return Some((Reading::Sequences, evidence, format!("raise max-num-seqs above {running:.0}")));
     }
-    None
+    // An engine that the gateway runs gets no more: requests wait in the gateway's queue, and not on the engine.
+    let most = facts.max_num_seqs.filter(|most| facts.running_peak >= AT_PEAK * most && facts.kv_full < OFTEN)?;
+    (misses && experience.lost[0] >= MOST).then(|| {
+        let evidence = format!(
+            "requests wait in the queue while {most:.0} sequences run, and the KV cache was full at {} of the looks",
+            percent(facts.kv_full)
+        );
+        (Reading::Sequences, evidence, format!("raise max-num-seqs above {most:.0}"))
+    })
 }
 
 fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Option<(Reading, String, &'static str)> {
@@ -176,6 +186,10 @@ mod tests {
         let engine = lost(0.1, 0.9, 0.0);
         assert_eq!(readings(engine, &[full, full, good]), [(Reading::Sequences, 2)]);
         assert_eq!(readings(Experience::default(), &[full]), [], "sequences that wait do no harm yet");
+        let narrow = EngineFacts { max_num_seqs: Some(40.0), ..good };
+        assert_eq!(readings(lost(0.9, 0.1, 0.0), &[narrow, narrow]), [(Reading::Sequences, 2)]);
+        let wide = EngineFacts { max_num_seqs: Some(256.0), ..good };
+        assert_eq!(readings(lost(0.9, 0.1, 0.0), &[wide]), [(Reading::GatewayLimits, 0)]);
         let crowded = EngineFacts { kv_while_waiting: 0.97, kv_full: 0.6, ..full };
         assert_eq!(readings(engine, &[crowded]), [(Reading::Memory, 1)]);
         assert_eq!(readings(engine, &[EngineFacts { preemptions: 4.0, ..good }]), [(Reading::Memory, 1)]);

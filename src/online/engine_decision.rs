@@ -91,7 +91,8 @@ impl EngineTuner {
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());
         }
-        Ok(Question { pool: pool.to_owned(), flags, candidates, requests: Vec::new() })
+        let absent = self.lasts + COPIES.0;
+        Ok(Question { pool: pool.to_owned(), flags, candidates, absent, requests: Vec::new() })
     }
 
     fn is_closed(&self, pool: &str, flag: EngineFlag, to: f64, now: Duration) -> bool {
@@ -123,10 +124,7 @@ impl EngineTuner {
         let first = self.numbers as usize % backends.len().max(1);
         backends.rotate_left(first);
         let count = backends.len() as f64;
-        let extra = match (answer.now, answer.with_one_less) {
-            (Some(now), Some(less)) => (less.loss - now.loss).max(0.0),
-            _ => 1.0 / count,
-        };
+        let extra = answer.absence.unwrap_or(1.0 / count);
         let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
         let cost = extra * (self.lasts.as_secs_f64() * count + COPIES.0.as_secs_f64());
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;

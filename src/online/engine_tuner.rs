@@ -34,7 +34,7 @@ pub(crate) const GAIN_MIN: f64 = 0.005;
 /// What a change must gain in the time expected, as a multiple of what it costs.
 pub(crate) const PAYS: f64 = 3.0;
 /// The shortest and the longest time for which a load is expected to stay.
-pub(crate) const DWELL: (Duration, Duration) = (Duration::from_secs(1_800), Duration::from_secs(24 * 3_600));
+pub(crate) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
 /// Of the verdict on a canary, at all times together.
 pub(crate) const CONFIDENCE: f64 = 0.99;
 /// The share of the loss that a change is assumed to gain for certain where nothing can be simulated.

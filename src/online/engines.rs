@@ -79,6 +79,8 @@ pub struct EngineFacts {
     pub deferred: f64,
     /// Adapters that one step may use, and the most with requests at once.
     pub adapters: Option<(u64, usize)>,
+    /// The engine's `max-num-seqs`, if the gateway runs it; no sample shows it.
+    pub max_num_seqs: Option<f64>,
 }
 
 impl EngineWatch {
@@ -128,6 +130,7 @@ impl EngineWatch {
             preemptions: if minutes > 0.0 { (last.1.preemptions - first.1.preemptions) / minutes } else { 0.0 },
             deferred: share(&|sample| sample.deferred.is_some_and(|deferred| deferred >= 1.0)),
             adapters: adapters.reduce(|one, other| (other.0, one.1.max(other.1))),
+            max_num_seqs: None,
         }
     }
 }

@@ -6,6 +6,8 @@
 //! counts as one measurement; the variance begins as that of [`SPREAD`] and counts as [`SPREAD_COUNTS`] (conjugate normal model,
 //! its t distribution taken as normal).
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{EngineFlag, Flags};
@@ -30,6 +32,8 @@ pub struct Question {
     pub flags: Flags,
     /// The changes.
     pub candidates: Vec<(EngineFlag, f64)>,
+    /// How long an engine would be gone.
+    pub absent: Duration,
     /// The requests.
     pub requests: Vec<RecentRequest>,
 }
@@ -50,8 +54,8 @@ pub struct Forecast {
 pub struct Answer {
     /// With the settings in force; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
-    /// With the settings in force and one engine less.
-    pub with_one_less: Option<Forecast>,
+    /// By how much the mean loss would rise for the time of [`Question::absent`] with one engine less.
+    pub absence: Option<f64>,
     /// With each candidate, in their order; `None`: vLLM would refuse it.
     pub candidates: Vec<Option<Forecast>>,
 }

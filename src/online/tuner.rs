@@ -14,7 +14,7 @@ use crate::controller::{Action, Controller};
 use crate::diagnosis::diagnose;
 use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
 use crate::engine_tuner::{EngineTuner, SETTLE, SavedEngines};
-use crate::engines::{EngineSample, EngineWatch};
+use crate::engines::{EngineFacts, EngineSample, EngineWatch};
 use crate::event::{Acting, Event, Proposal};
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::Answer;
@@ -51,7 +51,7 @@ pub struct Tuner {
     /// What changes flags of engines.
     engines: EngineTuner,
     /// The flags of all engines when last seen without a change under way.
-    flags: Vec<Option<Flags>>,
+    flags: BTreeMap<String, Option<Flags>>,
     frozen: Option<String>,
     /// Why it makes no changes for now.
     hindrance: Option<&'static str>,
@@ -82,7 +82,7 @@ impl Tuner {
             context: context(config),
             groups,
             engines,
-            flags: Vec::new(),
+            flags: BTreeMap::new(),
             frozen: None,
             hindrance: None,
         }
@@ -171,7 +171,7 @@ impl Tuner {
         observer: &Observer,
         now: Duration,
     ) -> Vec<Order> {
-        let (arms, needs) = (observer.arms(), self.needs(engines));
+        let (arms, needs) = (observer.arms(), self.needs());
         let orders = self.engines.step(&self.look(engines, &needs, waits, &arms, observer, now));
         self.after_engines(engines, orders, observer, now)
     }
@@ -185,7 +185,7 @@ impl Tuner {
         observer: &Observer,
         now: Duration,
     ) {
-        let (arms, needs) = (observer.arms(), self.needs(engines));
+        let (arms, needs) = (observer.arms(), self.needs());
         let look = self.look(engines, &needs, waits, &arms, observer, now);
         self.engines.answered(answer, &look);
     }
@@ -228,7 +228,8 @@ impl Tuner {
                 question.requests = observer.recent();
             }
         }
-        let flags: Vec<_> = engines.iter().map(|engine| engine.flags.clone()).collect();
+        let of = |engine: &EngineState| (format!("{}/{}", engine.pool, engine.backend), engine.flags.clone());
+        let flags: BTreeMap<_, _> = engines.iter().map(of).collect();
         if self.engines.change().is_none() && std::mem::replace(&mut self.flags, flags.clone()) != flags {
             // Other flags: what did not help may help now.
             self.groups.iter_mut().for_each(|group| group.controller.forget_failures());
@@ -259,11 +260,19 @@ impl Tuner {
         }
     }
 
-    fn needs(&self, engines: &[EngineState]) -> Vec<Need> {
+    /// What the engines of a group show.
+    fn facts(&self, group: &Group) -> Vec<(String, EngineFacts)> {
+        let most = |name: &String| self.flags.get(name)?.as_ref()?.get(&EngineFlag::MaxNumSeqs).copied();
+        let of = |(name, watch): (&String, &EngineWatch)| {
+            (name.clone(), EngineFacts { max_num_seqs: most(name), ..watch.facts() })
+        };
+        group.engines.iter().map(of).collect()
+    }
+
+    fn needs(&self) -> Vec<Need> {
         let need = |group: &Group| {
             let (controller, (score, _)) = (&group.controller, group.controller.belief());
-            let facts: Vec<_> = group.engines.iter().map(|(name, watch)| (name.clone(), watch.facts())).collect();
-            let advice = advice(controller.experience(), &facts, engines);
+            let advice = advice(controller.experience(), &self.facts(group));
             Need {
                 pools: controller.names_by_loss(),
                 since: controller.stuck_since(),
@@ -371,7 +380,7 @@ impl Tuner {
     }
 
     fn report_of(&self, number: usize, several: bool, group: &Group) -> GroupReport {
-        let Group { pools, controller, engines, .. } = group;
+        let Group { pools, controller, .. } = group;
         let (score, why) = controller.belief();
         let why = if group.has_objectives {
             why
@@ -393,7 +402,6 @@ impl Tuner {
             if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
         };
         let proposal = controller.proposal().map(|proposal| ProposalReport::new(id(proposal), proposal));
-        let facts: Vec<_> = engines.iter().map(|(name, watch)| (name.clone(), watch.facts())).collect();
         let blocked = controller.blocked().into_iter().map(|(key, up, left)| BlockedReport { key, up, left }).collect();
         GroupReport {
             pools: controller.names().to_vec(),
@@ -404,7 +412,7 @@ impl Tuner {
             limits,
             proposal,
             blocked,
-            diagnoses: diagnose(controller.experience(), &facts),
+            diagnoses: diagnose(controller.experience(), &self.facts(group)),
         }
     }
 

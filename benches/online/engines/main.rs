@@ -118,7 +118,7 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
 fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
     let now = Forecast { loss: 0.2, error: 0.0, attainment: 0.8 };
     let half = Forecast { loss: 0.05, error: 0.0, attainment: 0.95 };
-    Answer { now: Some(now), with_one_less: Some(now), candidates: vec![Some(half); question.candidates.len()] }
+    Answer { now: Some(now), absence: Some(0.0), candidates: vec![Some(half); question.candidates.len()] }
 }
 
 /// What came of the changes of one run.
