@@ -8,8 +8,8 @@
 //!
 //! A change begins if the gain that is certain ([`Trust`]) is at least [`GAIN`] of the loss and, over the time for which the load
 //! is expected to stay as it is, more than [`PAYS`] times what the restarts cost. That time is as long as the load has been as it
-//! is (Lindy's law: without knowledge, half of a lifetime is over). It is promoted if the canary's loss is lower by at least
-//! that much with [`CONFIDENCE`]; a tie keeps what was. Two failures in a row freeze the tuner.
+//! is (Lindy's law: without knowledge, half of a lifetime is over), within [`DWELL`]. It is promoted if the canary's loss is
+//! lower by at least that much with [`CONFIDENCE`]; a tie keeps what was. Two failures in a row freeze the tuner.
 //!
 //! Pure: the caller simulates, restarts, and reports what came of it.
 

@@ -36,6 +36,8 @@ mod engine_decision;
 mod engine_verdict;
 pub mod tuner;
 #[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
 mod tests;
 
 pub use controller::Controller;

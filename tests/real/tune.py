@@ -62,7 +62,7 @@ class Tuning:
             f"port = {free_port()}", f"env = {{ {env} }}", f"args = {{ {args} }}", ""]))
         (self.folder / "grid.toml").write_text("\n".join([
             'config = "sluice.toml"',
-            "[[traffic]]", "concurrency = 32", "requests = 160",
+            "[[traffic]]", "concurrency = 32", "requests = 96",
             'class = [{ name = "chat", in = 100, out = 32, e2el = "10s" }]',
             "[tune]", 'objective = "all.tokens"', 'beside = ["chat.e2el.p99"]', "runs = 2",
             "[[tune.dimension]]", 'key = "vllm.max-num-seqs"', f"values = {list(SEQS)}",
