@@ -30,6 +30,7 @@ fn record() -> Record {
     Record {
         upstream_id: "req-0".into(),
         request_id: "7f2c1c1e5f0d4c0a".into(),
+        trace: None,
         route: Some(Route::ChatCompletions),
         key: Some("team-a".into()),
         path: None,

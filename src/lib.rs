@@ -68,6 +68,7 @@
 //! | trial | one setting, or one load of a search for a rate, and what came of it |
 //! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
 //! | record | what is kept of a request: exactly one each |
+//! | trace, span | what tracing systems keep of a request over several programs; a part of that with a beginning and an end |
 //! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |
 //! | goodput, attainment | requests per second, and share of requests, that met all their objectives |
 //!

@@ -86,6 +86,7 @@ impl Job {
             arrived: Instant::now(),
             request_id: Arc::clone(&id),
             upstream_id: id,
+            trace: None,
             routing: self.flow.routing_table(),
             key: None,
             copy_for: None,

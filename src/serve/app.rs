@@ -50,9 +50,9 @@ pub enum StartError {
         /// The cause.
         source: crate::estimate::ExactError,
     },
-    /// The access log could not be opened.
+    /// The access log could not be opened, or traces cannot be sent.
     #[error(transparent)]
-    AccessLog(#[from] crate::telemetry::AccessLogError),
+    Telemetry(#[from] crate::telemetry::TelemetryError),
     /// The journal of the engines could not be opened.
     #[error(transparent)]
     Journal(#[from] JournalError),

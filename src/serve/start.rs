@@ -64,7 +64,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
-    let telemetry = Telemetry::new(&config, Box::new(move || view.view())).map_err(StartError::AccessLog)?;
+    let telemetry = Telemetry::new(&config, Box::new(move || view.view()))?;
     let telemetry = Arc::new(telemetry);
     let (learned, state) = (LearnedState::default(), config.fleet.state.clone());
     experiments::restore(&learned.experiments, &state);

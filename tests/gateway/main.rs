@@ -13,7 +13,7 @@
 //! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failover`,
 //! `fleet`, `health`, `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
-//! around what speaks plain text here), `wide`; and `simulator` (the simulated engine process).
+//! around what speaks plain text here), `traces`, `wide`; and `simulator` (the simulated engine process).
 
 mod client;
 mod engine;
@@ -52,5 +52,6 @@ mod secrets;
 mod stored;
 mod stream_options;
 mod tls;
+mod traces;
 mod tuner;
 mod wide;

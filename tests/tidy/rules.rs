@@ -54,8 +54,11 @@ const IMPURE: &[&str] = &[
 ];
 
 /// Libraries, by the prefix of their crates' names, and the only modules that may name them.
-const CONFINED: &[(&str, &[&str])] =
-    &[("pingora", &["gateway/proxy", "serve", "admin"]), ("prometheus", &["gateway/telemetry"])];
+const CONFINED: &[(&str, &[&str])] = &[
+    ("pingora", &["gateway/proxy", "serve", "admin"]),
+    ("prometheus", &["gateway/telemetry"]),
+    ("opentelemetry", &["gateway/telemetry"]),
+];
 
 /// Names that start a process, and the modules that may use them.
 const SPAWNING: &[&str] = &["process::Command", "Command::new", "tokio::process"];

@@ -7,8 +7,10 @@ pub mod hash;
 pub mod ids;
 pub mod rng;
 pub mod units;
+pub mod trace_context;
 
 pub use hash::hash_two;
 pub use ids::{BackendId, ModelId, PoolId};
 pub use rng::Rng;
+pub use trace_context::TraceParent;
 pub use units::{ByteSize, Period, Tokens};

@@ -36,6 +36,7 @@ mod table;
 mod secret;
 mod tls;
 mod server;
+mod traces;
 mod model;
 mod auth;
 mod admin;
@@ -78,5 +79,6 @@ pub use server::{
 };
 pub use show::Resolved;
 pub use tls::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
+pub use traces::{TRACES_PATH, Tracing};
 pub use tuner::{DailyWindow, TUNER_FLAGS, Tuner, TunerMode, TunerSimulation};
 pub use value::Endpoint;

@@ -203,8 +203,17 @@ pub enum Situation {
     KeyWithoutCertificate,
     #[error("with verify = \"none\" no certificate is checked against ca; remove one of them")]
     CaWithoutVerify,
-    #[error("no backend that this applies to has an https url; write https:// in url, or remove the table")]
+    #[error("nothing that this applies to has an https url; write https:// in url or endpoint, or remove this")]
     TlsWithoutHttps,
+
+    #[error(
+        "this sluice was built without tracing; build it with --features otel, or install a published package, or remove the table"
+    )]
+    WithoutTracing,
+    #[error("'{found}' ends in /v1/traces, which the gateway adds itself; leave it out")]
+    TracesPath { found: String },
+    #[error("4317 is usually the port of OTLP over gRPC, which is not supported; OTLP over HTTP is usually on 4318")]
+    GrpcPort,
 
     #[error("engine certificates are not checked: any server that answers gets prompts and keys; set ca instead")]
     NotVerified,
@@ -234,6 +243,7 @@ impl Situation {
                 | Self::PlainSecret
                 | Self::PlainSecretInCommand
                 | Self::AffinityIsLeastWork
+                | Self::GrpcPort
                 | Self::NotVerified
                 | Self::KeyForAllUsers { .. }
         )

@@ -16,6 +16,7 @@ use super::server::{AccessLog, Health, Log, Retry, Server, Slo, Timeouts};
 use super::setting::{Setting, Shown, ShownTable};
 use super::table::table;
 use super::tls::{PemFile, ServerTls, UpstreamTls};
+use super::traces::Tracing;
 use super::tuner::Tuner;
 use crate::tls::Certificates;
 use sluice_core::base::{BackendId, ModelId, PoolId};
@@ -50,6 +51,9 @@ table! {
         pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
         /// Where one line per request goes. Absent: none is written.
         pub access_log: Option<AccessLog> = optional("none").needs_restart();
+        /// Traces of requests for an OpenTelemetry collector: with the spans of queue, attempts, prefill and decode. Absent: none
+        /// are sent, and traceparent headers of clients are passed on as they are.
+        pub tracing: Option<Tracing> = optional("none").needs_restart();
         /// The gateway's own log, on stderr.
         pub log: Log = table().needs_restart();
     }

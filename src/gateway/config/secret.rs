@@ -66,7 +66,7 @@ pub(super) fn is_reference(text: &str) -> bool {
     text.starts_with("env:") || (text.starts_with("file:") && !text.starts_with("file://"))
 }
 
-/// A variable of an environment; a whole number is taken as text. Its value is never shown.
+/// A variable of an environment, or a header; a whole number is taken as text. Its value is never shown.
 impl FreeValue for Secret {
     fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
         let text = match &written.value {

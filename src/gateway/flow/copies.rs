@@ -77,6 +77,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         arrived: Instant::now(),
         request_id: Arc::clone(&incoming.request_id),
         upstream_id: id,
+        trace: None,
         routing: Arc::clone(&incoming.routing),
         key: incoming.key.clone(),
         copy_for: Some(arm),

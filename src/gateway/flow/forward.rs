@@ -238,6 +238,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record: &mut RecordGuard<'_, R>,
     ) -> Result<Lease, AdmitError> {
         let begun = Instant::now();
+        record.begin_wait();
         let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
         let avoid: SmallVec<[BackendId; 4]> = self.avoid.iter().chain(others).copied().collect();
         let request = LeaseRequest {
@@ -272,6 +273,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let mut response = loop {
             self.made += 1;
             self.set_request_id();
+            record.begin_attempt(self.made, &mut self.request.headers);
             match self.send(connection, deadline, lease, down, record).await {
                 Ok(response) => break response,
                 Err(WaitError::Stale) if connection == Connection::Any && self.may_try_again() => {
@@ -320,6 +322,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             guarded(sending, down, lease, (deadline, Stage::Send)).await?
         };
         record.connect_time += exchange.connect_time();
+        record.sent();
         let sent = Instant::now();
         let head = self.wait_for_head(&mut exchange, lease, down, sent, deadline).await?;
         Ok(ResponseStart { exchange, head, sent })

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::keys::ApiKey;
 use super::routing_table::RoutingTable;
+use super::trace::RequestTrace;
 use crate::experiment::Assigned;
 use sluice_core::openai::Route;
 
@@ -36,6 +37,8 @@ pub struct IncomingRequest {
     pub request_id: Arc<str>,
     /// Sent upstream; unique, and not the same as `request_id` where the client chose that.
     pub upstream_id: Arc<str>,
+    /// The trace that it belongs to; `None`: unknown, and not sampled.
+    pub trace: Option<Box<RequestTrace>>,
     /// The configuration to route by.
     pub routing: Arc<RoutingTable>,
     /// The client's key; `None` where the gateway requires none.

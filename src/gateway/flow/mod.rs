@@ -26,6 +26,7 @@ pub mod keys;
 pub mod routing_table;
 pub mod specs;
 pub mod classify;
+pub mod trace;
 pub mod incoming;
 pub mod record;
 
@@ -68,6 +69,7 @@ pub use incoming::IncomingRequest;
 pub use record::{Outcome, Record, RecordGuard, Recorder};
 pub use respond::refuse;
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
+pub use trace::{RequestTrace, Step, StepKind};
 
 /// The request path and what it needs.
 #[derive(Debug)]
@@ -158,6 +160,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         let mut record =
             RecordGuard::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
         record.upstream_id = Arc::clone(&incoming.upstream_id);
+        record.trace = incoming.trace.take();
         let served = match incoming.route {
             _ if self.is_closing() => Err(respond::shut_down(&mut record)),
             Route::StoredResponse | Route::CancelResponse => {

@@ -10,10 +10,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
 use super::keys::InFlight;
+use super::trace::{RequestTrace, StepKind};
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
 use sluice_core::meter::StreamStats;
@@ -140,6 +141,8 @@ pub struct Record {
     pub request_id: Arc<str>,
     /// The one sent upstream, which is unique; the engine's log has it.
     pub upstream_id: Arc<str>,
+    /// The trace that it belongs to, and when its waits and attempts began; `None`: unknown, and not sampled.
+    pub trace: Option<Box<RequestTrace>>,
     /// The API route; `None` for a path that is not served.
     pub route: Option<Route>,
     /// The path that is not served, without its query, as [`client_text`]. For the access log only.
@@ -286,6 +289,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         let record = Record {
             upstream_id: Arc::clone(&request_id),
             request_id,
+            trace: None,
             route,
             path: None,
             key: None,
@@ -318,6 +322,31 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
     /// Starts to count the request against the limits of the client's key.
     pub(super) fn start_in_flight(&mut self, in_flight: Option<InFlight>) {
         self.in_flight = in_flight;
+    }
+
+    /// Notes in the trace that the request waits for a lease from now on.
+    pub(super) fn begin_wait(&mut self) {
+        if let Some(trace) = &mut self.record.trace {
+            trace.step(self.arrived.elapsed(), StepKind::Queue);
+        }
+    }
+
+    /// Notes in the trace that the request is delivered to its backend from now on. If the trace is sampled, the engine gets
+    /// the span of this attempt.
+    pub(super) fn begin_attempt(&mut self, number: u32, headers: &mut HeaderMap) {
+        let Record { trace: Some(trace), pool: Some(pool), backend: Some(backend), .. } = &mut self.record else {
+            return;
+        };
+        let (pool, backend) = (Arc::clone(pool), Arc::clone(backend));
+        trace.step(self.arrived.elapsed(), StepKind::Attempt { number, pool, backend, sent: None });
+        trace.announce(number, headers);
+    }
+
+    /// Notes in the trace that the request was sent.
+    pub(super) fn sent(&mut self) {
+        if let Some(trace) = &mut self.record.trace {
+            trace.sent(self.arrived.elapsed());
+        }
     }
 
     /// What counts against those limits.

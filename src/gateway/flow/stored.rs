@@ -113,6 +113,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     if let Ok(value) = HeaderValue::from_str(&incoming.upstream_id) {
         request.headers.insert(REQUEST_ID, value);
     }
+    record.begin_attempt(1, &mut request.headers);
     let first_byte = incoming.routing.first_byte(false, 0);
     let started = async {
         let mut exchange = upstream.send(&address, &request, Connection::New).await.ok()?;

@@ -126,6 +126,7 @@ impl TestFlow {
             arrived: Instant::now(),
             request_id: "req".into(),
             upstream_id: "req".into(),
+            trace: None,
             routing: self.flow.routing_table(),
             key: None,
             copy_for: None,

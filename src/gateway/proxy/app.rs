@@ -34,7 +34,9 @@ use super::upstream::UpstreamConnector;
 use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::{ApiKey, KeyError};
 use crate::flow::record::client_text;
-use crate::flow::{Downstream, Flow, IncomingRequest, Outcome, RecordGuard, ResponseHead, RoutingTable, refuse};
+use crate::flow::{
+    Downstream, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, ResponseHead, RoutingTable, refuse,
+};
 use crate::telemetry::Telemetry;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason};
 
@@ -144,6 +146,7 @@ impl Gateway {
             let sent = self.send_local(session, response, &ids.client).await;
             return if sent { Next::Request } else { Next::CLOSE };
         }
+        let trace = headers::trace(&session.req_header().headers, &table.config, self.seed, number);
         let accepted = match checked {
             Ok(()) if is_refused(session) => Err(shed(ShedReason::Connections)),
             Ok(()) => self.accept(session, table, route, shutdown).await,
@@ -151,13 +154,14 @@ impl Gateway {
         };
         match accepted {
             Ok(accepted) => {
-                let incoming = incoming(session, accepted, path, ids);
+                let incoming = incoming(session, accepted, path, ids, trace);
                 let mut client = DownstreamConnection::new(session);
                 self.flow.run(incoming, &mut client).await;
                 if client.is_finished() { Next::Request } else { Next::CLOSE }
             }
             Err(rejected) => {
                 let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
+                record.trace = trace;
                 if route.is_none() {
                     // Without the query, which may contain credentials.
                     record.path = path.split('?').next().map(client_text);
@@ -345,6 +349,7 @@ fn incoming(
     accepted: AcceptedRequest,
     path: String,
     ids: RequestIds,
+    trace: Option<Box<RequestTrace>>,
 ) -> Box<IncomingRequest> {
     let method = session.req_header().method.clone();
     // pingora no longer needs the headers, so they are moved and not copied.
@@ -364,6 +369,7 @@ fn incoming(
         arrived,
         request_id,
         upstream_id,
+        trace,
         routing,
         key,
         copy_for: None,

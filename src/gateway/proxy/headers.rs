@@ -20,8 +20,9 @@ use http::header::{
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
-use crate::config::limits;
-use sluice_core::base::Rng;
+use crate::config::{Config, limits};
+use crate::flow::RequestTrace;
+use sluice_core::base::{Rng, hash_two};
 use sluice_core::openai::ErrorFormat;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -103,6 +104,12 @@ pub(super) fn client_key(headers: &HeaderMap) -> Option<String> {
 pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
     let is_anthropic = headers.contains_key(ANTHROPIC_VERSION) || path.starts_with("/v1/messages");
     if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
+}
+
+/// The trace of request `number` of a process with this seed.
+pub(super) fn trace(headers: &HeaderMap, config: &Config, seed: u64, number: u64) -> Option<Box<RequestTrace>> {
+    let share = config.tracing.as_ref().map(|tracing| tracing.sample);
+    RequestTrace::of(headers, share, || Rng::new(hash_two(seed, number)))
 }
 
 /// The ids of one request.

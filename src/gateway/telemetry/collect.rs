@@ -1,7 +1,7 @@
 //! From records to metrics, and from metrics to a page.
 //!
 //! [`Telemetry`] takes each finished record exactly once: one request counter by outcome, histograms of what was
-//! measured, the window of the last minute, the access log. Which requests each metric covers:
+//! measured, the window of the last minute, the access log, traces. Which requests each metric covers:
 //!
 //! | metric | requests |
 //! |---|---|
@@ -34,6 +34,8 @@ use super::families;
 use super::gauges::Scrape;
 use super::recent::MinuteStats;
 use super::series::{self, PoolSeries, Series, SeriesTable};
+#[cfg(feature = "otel")]
+use super::traces::Exporter;
 use super::tuner::{Tuner, TunerView};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
@@ -50,6 +52,19 @@ pub struct Telemetry {
     certificates: IntGaugeVec,
     access_log: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
+    #[cfg(feature = "otel")]
+    traces: Option<Exporter>,
+}
+
+/// Why telemetry cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The access log.
+    #[error(transparent)]
+    AccessLog(#[from] AccessLogError),
+    /// The exporter of traces.
+    #[error("cannot send traces: {0}; check [tracing]")]
+    Traces(std::io::Error),
 }
 
 /// Another consumer of records.
@@ -63,9 +78,16 @@ impl std::fmt::Debug for Telemetry {
 
 impl Telemetry {
     /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log.
-    pub fn new(config: &Config, pools: PoolViews) -> Result<Self, AccessLogError> {
+    pub fn new(config: &Config, pools: PoolViews) -> Result<Self, TelemetryError> {
         let access_log = config.access_log.as_ref().map(AccessLogWriter::open).transpose()?;
-        let telemetry = Self::with(pools, access_log);
+        #[cfg_attr(not(feature = "otel"), expect(unused_mut, reason = "traces are part of the feature"))]
+        let mut telemetry = Self::with(pools, access_log);
+        #[cfg(feature = "otel")]
+        if let Some(tracing) = &config.tracing {
+            let exporter = Exporter::start(tracing).map_err(TelemetryError::Traces)?;
+            series::register(&telemetry.registry, exporter.metrics());
+            telemetry.traces = Some(exporter);
+        }
         telemetry.configured(config);
         Ok(telemetry)
     }
@@ -92,6 +114,8 @@ impl Telemetry {
             certificates,
             access_log,
             observer: OnceLock::new(),
+            #[cfg(feature = "otel")]
+            traces: None,
         }
     }
 
@@ -167,10 +191,15 @@ impl Telemetry {
         }
     }
 
-    /// Writes what the access log still holds and waits for it. Blocks for as long as the disk does, at most 5 s.
+    /// Writes what the access log still holds, sends the traces that are queued, and waits for both. Blocks for as long as the
+    /// disk and the collector do, at most 5 s each.
     pub fn flush(&self) {
         if let Some(access_log) = &self.access_log {
             access_log.flush();
+        }
+        #[cfg(feature = "otel")]
+        if let Some(traces) = &self.traces {
+            traces.flush();
         }
     }
 }
@@ -209,6 +238,10 @@ impl Telemetry {
         }
         if let Some(access_log) = &self.access_log {
             access_log.write(record);
+        }
+        #[cfg(feature = "otel")]
+        if let Some(traces) = &self.traces {
+            traces.take(record);
         }
     }
 

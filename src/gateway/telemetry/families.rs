@@ -178,6 +178,11 @@ families! {
         "When a certificate that the gateway shows ends (the earliest of its chain), seconds since 1970; as last loaded";
     ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
         "Access log lines dropped because they could not be written, or not fast enough";
+    TRACES: "sluice_traces_total" MetricKind::Counter, &["result"],
+        "Traces of sampled requests: sent to the collector, failed (it refused, or did not answer in time), or dropped because \
+         tracing.queue was full; absent without tracing";
+    TRACE_SPANS_REJECTED: "sluice_trace_spans_rejected_total" MetricKind::Counter, &[],
+        "Spans that the collector did not take, of traces that it did; absent without tracing";
     CLIENT_CONNECTIONS: "sluice_client_connections" MetricKind::Gauge, &[],
         "Open connections of clients and requests on connections with HTTP/2, those that are being refused included";
     CLIENT_CONNECTIONS_MAX: "sluice_client_connections_max" MetricKind::Gauge, &[],

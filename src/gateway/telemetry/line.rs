@@ -26,6 +26,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     upstream_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'a str>,
@@ -90,6 +92,7 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
         time: format!("{time:.3}"),
         request_id: &record.request_id,
         upstream_id: Some(&*record.upstream_id).filter(|id| **id != *record.request_id),
+        trace_id: record.trace.as_ref().map(|trace| format!("{:032x}", trace.id())),
         route: record.route.map(Route::label),
         path: record.path.as_deref(),
         key: record.key.as_deref(),

@@ -1,7 +1,8 @@
 //! What the operator sees: metrics, the access log, the gateway's own log.
 //!
 //! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
-//! last minute for the live page · [`access_log`] writes one JSON line per sampled request · [`log`] configures tracing.
+//! last minute for the live page · [`access_log`] writes one JSON line per sampled request · `traces` sends spans to a
+//! collector · [`log`] configures the gateway's own log.
 //!
 //! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
 //! lock that is held across I/O; when the access log cannot keep up, lines are dropped and counted. What admission
@@ -19,6 +20,8 @@ mod gauges;
 mod clients;
 mod experiments;
 mod tuner;
+#[cfg(feature = "otel")]
+mod traces;
 mod line;
 mod process;
 mod series;
@@ -30,7 +33,7 @@ mod tests;
 
 pub use access_log::{AccessLogError, AccessLogWriter};
 pub use clients::ClientView;
-pub use collect::Telemetry;
+pub use collect::{Telemetry, TelemetryError};
 pub use exposition::PoolViews;
 pub use recent::{MinuteStats, Quantiles};
 pub use tuner::TunerView;

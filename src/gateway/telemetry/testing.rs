@@ -24,6 +24,7 @@ pub fn record(outcome: Outcome) -> Record {
     Record {
         upstream_id: "req-1".into(),
         request_id: "req-1".into(),
+        trace: None,
         route: Some(Route::ChatCompletions),
         path: None,
         key: Some("team-a".into()),

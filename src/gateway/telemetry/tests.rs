@@ -184,7 +184,8 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     telemetry.show_experiments(|| vec![experiment()]);
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
     let page = telemetry.page();
-    for family in families::ALL {
+    // `traces/tests.rs` has the families of traces, which are absent without a collector.
+    for family in families::ALL.iter().filter(|family| !family.name.starts_with("sluice_trace")) {
         let kind = match family.kind {
             MetricKind::Counter => "counter",
             MetricKind::Gauge => "gauge",

@@ -127,7 +127,7 @@ impl Deployment {
         (config.server.listen, config.server.admin) = (any, any);
         config.auth = Auth { admin_token: None, keys: Vec::new() };
         config.server.tls = None;
-        config.access_log = None;
+        (config.access_log, config.tracing) = (None, None);
         // It runs no engines, so nothing is written there.
         config.fleet.state = folder.join("gateway");
         config

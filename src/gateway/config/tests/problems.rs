@@ -446,3 +446,34 @@ fn two_experiments_that_want_the_same_requests_are_refused() {
     read_with(&text, &["experiment.x.classes=[\"short\"]", "experiment.y.classes=[\"long\"]"]).unwrap();
     read_with(&text, &["experiment.y.models=[\"lora\"]"]).unwrap();
 }
+
+#[test]
+#[cfg(feature = "otel")]
+fn tracing_that_cannot_reach_a_collector_is_an_error() {
+    let tracing = |table: &str| format!("{TWO_POOLS}[tracing]\n{table}");
+    let one = |table: &str, path: &str, part: &str| one_in(&tracing(table), &[], path, part);
+    one("", "tracing.endpoint", "http://127.0.0.1:4318");
+    one("endpoint = \"c:4318\"", "tracing.endpoint", "must begin with http://");
+    one("endpoint = \"http://c:4318/v1/traces/\"", "tracing.endpoint", "leave it out");
+    let with = |rest: &str| format!("endpoint = \"http://c:4318\"\n{rest}");
+    one(&with("sample = 1.5"), "tracing.sample", "outside 0 to 1");
+    one(&with("queue = 0"), "tracing.queue", "outside 1 to");
+    one(&with("service_name = \"\""), "tracing.service_name", "empty");
+    one(&with("headers = { \"a b\" = \"x\" }"), "tracing.headers.a b", "not the name of a header");
+    one(&with("headers = { a = \"env:TWO_LINES\" }"), "tracing.headers.a", "one line");
+    one(&with("headers = { a = \"env:NOT_SET\" }"), "tracing.headers.a", "NOT_SET is not set");
+    one(&with("ca = \"/no/such.pem\""), "tracing.ca", "/no/such.pem");
+    let grpc = read(&tracing("endpoint = \"http://c:4317\"\nheaders = { Authorization = \"Basic x\" }")).unwrap();
+    let warnings: Vec<_> = grpc.warnings.iter().map(|warning| warning.path()).collect();
+    assert!(
+        ["tracing.endpoint", "tracing.headers.Authorization"].iter().all(|path| warnings.contains(path)),
+        "{warnings:?}"
+    );
+}
+
+#[test]
+#[cfg(not(feature = "otel"))]
+fn without_the_feature_tracing_is_an_error_that_says_how_to_get_it() {
+    let text = format!("{TWO_POOLS}[tracing]\nendpoint = \"http://c:4318\"");
+    one_in(&text, &[], "tracing", "build it with --features otel");
+}

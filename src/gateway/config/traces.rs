@@ -1,0 +1,101 @@
+//! `[tracing]`: where traces of requests go, and of how many requests.
+//!
+//! The protocol is OTLP over HTTP with protobuf, which every OpenTelemetry collector takes. Sending them is a cargo feature
+//! (`otel`); without it, the table is an error that says how to get a gateway with tracing. The share of sampled traces is
+//! applied by the request path (`flow/trace.rs`), the rest by `telemetry/traces`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::header::{HeaderName, HeaderValue};
+
+use super::problem::Situation;
+use super::report::Report;
+use super::secret::Secret;
+use super::table::table;
+use super::tls::PemFile;
+use super::value::{Endpoint, not_empty};
+use crate::tls::{Certificates, ClientSettings, ClientTls, Roots, TlsError};
+
+/// Where collectors take traces, below their address.
+pub const TRACES_PATH: &str = "/v1/traces";
+/// The usual port of OTLP over gRPC.
+const GRPC_PORT: u16 = 4317;
+/// Whether this gateway can send traces.
+const IS_BUILT: bool = cfg!(feature = "otel");
+
+table! {
+    /// Traces of requests, for an OpenTelemetry collector.
+    pub struct Tracing {
+        /// Address of the collector, which gets OTLP over HTTP with protobuf at /v1/traces below it. If it is slow or gone,
+        /// traces are dropped and counted; requests do not wait.
+        pub endpoint: Endpoint = required("write the address of the collector, such as \"http://127.0.0.1:4318\"")
+            .check(check_collector)
+            .example("http://127.0.0.1:4318");
+        /// Share of requests that are traced, where the client sends no traceparent header. A client that does decides
+        /// itself. Lower it for more than about a thousand requests per second.
+        pub sample: f64 = default("1.0").within("0", "1");
+        /// The name of the gateway in traces (service.name).
+        pub service_name: String = default("sluice").check(not_empty);
+        /// Headers for the collector, such as credentials. "env:NAME" and "file:PATH" stand for the value of a variable of the
+        /// gateway and for the content of a file. Values are never shown.
+        pub headers: BTreeMap<String, Secret> = table().example("authorization = \"env:OTLP_AUTHORIZATION\"");
+        /// How long the collector may take to accept traces.
+        pub timeout: Duration = duration("10s");
+        /// Traces that wait to be sent. When it is full, further ones are dropped.
+        pub queue: usize = default("2048").within("1", "65536");
+        /// PEM file with the CAs that sign the certificate of a collector with https.
+        pub ca: Option<PemFile<Certificates>> = optional("the CAs that this machine trusts").example("tls/collector.pem");
+    }
+}
+
+impl Tracing {
+    /// The TLS settings for the collector; `None`: without TLS.
+    ///
+    /// # Errors
+    /// A certificate cannot be used, this machine has no CA certificates, or the host cannot be a name in a certificate.
+    pub fn connection(&self) -> Result<Option<ClientTls>, TlsError> {
+        let Endpoint { https, host, .. } = &self.endpoint;
+        if !https {
+            return Ok(None);
+        }
+        let roots = self.ca.as_ref().map_or(Roots::System, |file| Roots::File(&file.content));
+        let settings = ClientSettings::new(roots, None)?.to(host);
+        settings.map(Some).ok_or_else(|| TlsError::Unusable(format!("'{host}' is not a DNS name or an IP address")))
+    }
+
+    /// The rules about several keys.
+    pub(super) fn check(&self, report: &mut Report<'_>) {
+        if !IS_BUILT {
+            return report.add_at("tracing", Situation::WithoutTracing);
+        }
+        for (name, value) in &self.headers {
+            let path = format!("tracing.headers.{name}");
+            if name.eq_ignore_ascii_case("authorization") && !value.is_reference() {
+                report.add_at(&path, Situation::PlainSecret);
+            }
+            if HeaderName::try_from(name).is_err() {
+                report.add_at(&path, Situation::Header { found: name.clone() });
+            } else if HeaderValue::try_from(value.expose()).is_err() {
+                report.add_at(&path, Situation::SecretLetters);
+            }
+        }
+        if !report.is_sound("tracing.endpoint") {
+            return;
+        }
+        if self.endpoint.port == GRPC_PORT {
+            report.add_at("tracing.endpoint", Situation::GrpcPort);
+        }
+        if self.ca.is_some() && !self.endpoint.https {
+            report.add_at("tracing.ca", Situation::TlsWithoutHttps);
+        } else if let Err(error) = self.connection() {
+            report.add_at("tracing.endpoint", Situation::Tls { reason: error.to_string() });
+        }
+    }
+}
+
+/// Whether an address is one below which the gateway can add its path.
+fn check_collector(url: &str) -> Result<(), Situation> {
+    let ends = url.trim_end_matches('/').ends_with(TRACES_PATH);
+    if ends { Err(Situation::TracesPath { found: url.to_owned() }) } else { Ok(()) }
+}

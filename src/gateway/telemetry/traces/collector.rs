@@ -1,0 +1,157 @@
+//! The connection to an OpenTelemetry collector: OTLP over HTTP/1.1, with protobuf.
+//!
+//! One connection, which is kept. A collector may have closed it while it was idle, so a request that fails on a used connection
+//! is repeated once on a new one; the collector may then get spans twice, with the same ids. Redirects are not followed. The
+//! caller limits the time. Bounds: [`RESPONSE_MAX`] bytes of response.
+
+use std::fmt;
+use std::time::Duration;
+
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use crate::config::{Endpoint, TRACES_PATH, Tracing};
+use crate::tls::{ClientTls, TlsError};
+
+/// Bytes of a response: it is empty, or has one sentence.
+const RESPONSE_MAX: usize = 64 << 10;
+
+/// Why a collector did not take traces.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CollectorError {
+    /// It was too slow.
+    #[error("no answer within {0:?} (tracing.timeout)")]
+    TimedOut(Duration),
+    /// No connection.
+    #[error("no connection: {0}; is the collector running, and is this its OTLP port for HTTP?")]
+    Connect(std::io::Error),
+    /// The exchange failed.
+    #[error("{0}; is this its OTLP port for HTTP, and not that for gRPC?")]
+    Http(#[from] hyper::Error),
+    /// The response could not be read.
+    #[error("its response cannot be read: {0}")]
+    Response(String),
+    /// It refused.
+    #[error("it answered with status {0}")]
+    Status(StatusCode),
+}
+
+/// What a collector said about traces that it took.
+#[derive(Debug, Default)]
+pub(super) struct Accepted {
+    /// Spans that it did not take.
+    pub(super) rejected_spans: u64,
+    /// Why.
+    pub(super) reason: Option<String>,
+}
+
+/// A collector.
+pub(super) struct Collector {
+    endpoint: Endpoint,
+    tls: Option<ClientTls>,
+    uri: Uri,
+    headers: HeaderMap,
+    connection: Option<SendRequest<Full<Bytes>>>,
+}
+
+/// Its address.
+impl fmt::Display for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.endpoint.fmt(f)
+    }
+}
+
+impl Collector {
+    /// The collector of the configuration.
+    pub(super) fn new(config: &Tracing) -> Result<Self, TlsError> {
+        let endpoint = config.endpoint.clone();
+        let mut headers = HeaderMap::new();
+        // The configuration was checked.
+        for (name, value) in &config.headers {
+            if let (Ok(name), Ok(mut value)) = (HeaderName::try_from(name), HeaderValue::try_from(value.expose())) {
+                value.set_sensitive(true);
+                headers.insert(name, value);
+            }
+        }
+        if let Ok(host) = HeaderValue::try_from(endpoint.authority()) {
+            headers.insert(HOST, host);
+        }
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("sluice/", env!("CARGO_PKG_VERSION"))));
+        // An endpoint has plain characters only, so this is a path.
+        let uri = Uri::try_from(format!("{}{TRACES_PATH}", endpoint.prefix)).unwrap_or_default();
+        Ok(Self { tls: config.connection()?, endpoint, uri, headers, connection: None })
+    }
+
+    /// Sends traces. If the future is dropped, the connection is closed.
+    pub(super) async fn post(&mut self, traces: &ExportTraceServiceRequest) -> Result<Accepted, CollectorError> {
+        let body = Bytes::from(traces.encode_to_vec());
+        if let Some(connection) = self.connection.take()
+            && let Ok(response) = self.exchange(connection, body.clone()).await
+        {
+            return response;
+        }
+        let connection = self.connect().await?;
+        self.exchange(connection, body).await?
+    }
+
+    /// One request and its response. An error of the outer result: the connection was not usable.
+    async fn exchange(
+        &mut self,
+        mut connection: SendRequest<Full<Bytes>>,
+        body: Bytes,
+    ) -> Result<Result<Accepted, CollectorError>, CollectorError> {
+        connection.ready().await?;
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        let response = connection.send_request(request).await?;
+        let accepted = read(response).await;
+        if !matches!(accepted, Err(CollectorError::Response(_))) {
+            self.connection = Some(connection);
+        }
+        Ok(accepted)
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, CollectorError> {
+        let Endpoint { host, port, .. } = &self.endpoint;
+        let socket = TcpStream::connect((host.as_str(), *port)).await.map_err(CollectorError::Connect)?;
+        match &self.tls {
+            None => serve(socket).await,
+            Some(tls) => serve(tls.connect(socket).await.map_err(CollectorError::Connect)?).await,
+        }
+    }
+}
+
+/// HTTP on a connection.
+async fn serve<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, CollectorError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    // It ends when the sender is dropped or the collector closes it. What broke it is reported to the request.
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
+}
+
+async fn read(response: Response<Incoming>) -> Result<Accepted, CollectorError> {
+    let status = response.status();
+    let body = Limited::new(response.into_body(), RESPONSE_MAX).collect().await;
+    let body = body.map_err(|error| CollectorError::Response(error.to_string()))?.to_bytes();
+    if !status.is_success() {
+        return Err(CollectorError::Status(status));
+    }
+    // The traces were taken; a collector may say so in JSON.
+    let said = ExportTraceServiceResponse::decode(body).unwrap_or_default().partial_success.unwrap_or_default();
+    let reason = (!said.error_message.is_empty()).then_some(said.error_message);
+    Ok(Accepted { rejected_spans: said.rejected_spans.try_into().unwrap_or(0), reason })
+}

@@ -1,0 +1,228 @@
+//! Traces of finished requests, for an OpenTelemetry collector.
+//!
+//! [`spans`] builds the spans of a request from its record, [`collector`] sends them, and [`Exporter`] stands between: a bounded
+//! queue, and a thread that takes from it. On the path of a request there is only a copy of its record, after its end and only
+//! if it is sampled. The thread waits [`LINGER`] for more traces, or until it has [`BATCH`] of them.
+//!
+//! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once (and once more if a
+//! connection was closed while idle), within `tracing.timeout`; a trace that finds the queue full is dropped. Both are
+//! counted, and reported at most every [`WARN_EVERY`].
+
+mod collector;
+mod spans;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc as blocking;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::exposition::{describe, family_of};
+use super::families;
+use super::gauges::{counter, counter_of};
+use crate::config::Tracing;
+use crate::flow::Record;
+use collector::{Collector, CollectorError};
+use prometheus::core::{Collector as PrometheusCollector, Desc};
+use prometheus::proto::{MetricFamily, MetricType};
+use spans::Resource;
+
+/// Traces in a request to the collector: about 1 MiB.
+const BATCH: usize = 512;
+/// How long the first trace of a batch waits for more.
+const LINGER: Duration = Duration::from_secs(1);
+/// Between two warnings about lost traces.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+/// The longest that [`Exporter::flush`] waits for the collector.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A sampled request that is over.
+struct Finished {
+    record: Record,
+    ended: SystemTime,
+}
+
+/// What became of traces.
+#[derive(Debug, Default)]
+struct Counts {
+    sent: AtomicU64,
+    failed: AtomicU64,
+    queue_full: AtomicU64,
+    rejected_spans: AtomicU64,
+}
+
+impl Counts {
+    fn lost(&self) -> u64 {
+        [&self.failed, &self.queue_full, &self.rejected_spans].iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// Sends traces. When it is dropped, the thread sends what is queued and ends.
+#[derive(Debug)]
+pub(super) struct Exporter {
+    queue: mpsc::Sender<Finished>,
+    flushes: mpsc::Sender<blocking::SyncSender<()>>,
+    counts: Arc<Counts>,
+}
+
+impl Exporter {
+    /// Starts the thread that sends to the collector of the configuration.
+    pub(super) fn start(config: &Tracing) -> std::io::Result<Self> {
+        let (queue, queued) = mpsc::channel(config.queue);
+        let (flushes, flushing) = mpsc::channel(1);
+        let counts = Arc::new(Counts::default());
+        let collector = Collector::new(config).map_err(std::io::Error::other)?;
+        let resource = Resource::new(&config.service_name);
+        let sender = Sender {
+            collector,
+            resource,
+            timeout: config.timeout,
+            counts: Arc::clone(&counts),
+            warned: None,
+            reported: 0,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let run = move || runtime.block_on(sender.run(queued, flushing));
+        std::thread::Builder::new().name("traces".to_owned()).spawn(run)?;
+        Ok(Self { queue, flushes, counts })
+    }
+
+    /// Takes the trace of a request that is over now, if it is sampled. Never waits.
+    pub(super) fn take(&self, record: &Record) {
+        if !record.trace.as_ref().is_some_and(|trace| trace.is_sampled()) {
+            return;
+        }
+        let finished = Finished { record: record.clone(), ended: SystemTime::now() };
+        if self.queue.try_send(finished).is_err() {
+            self.counts.queue_full.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends all that is queued and waits for it, at most 5 s.
+    pub(super) fn flush(&self) {
+        let (done, finished) = blocking::sync_channel(1);
+        if self.flushes.try_send(done).is_ok() {
+            let _ = finished.recv_timeout(FLUSH_TIMEOUT);
+        }
+    }
+
+    /// What the metrics page shows.
+    pub(super) fn metrics(&self) -> impl PrometheusCollector + use<> {
+        TraceMetrics { counts: Arc::clone(&self.counts), descs: FAMILIES.iter().map(describe).collect() }
+    }
+}
+
+const FAMILIES: [families::Family; 2] = [families::TRACES, families::TRACE_SPANS_REJECTED];
+
+struct TraceMetrics {
+    counts: Arc<Counts>,
+    descs: Vec<Desc>,
+}
+
+impl PrometheusCollector for TraceMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descs.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Counts { sent, failed, queue_full, rejected_spans } = &*self.counts;
+        let value = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
+        let by_result = [("sent", sent), ("failed", failed), ("queue_full", queue_full)];
+        let traces = by_result.map(|(result, count)| counter_of(&FAMILIES[0], &[result], value(count)));
+        let rejected = counter(&FAMILIES[1], value(rejected_spans));
+        let traces = family_of(&FAMILIES[0], MetricType::COUNTER, traces.into());
+        traces.into_iter().chain(family_of(&FAMILIES[1], MetricType::COUNTER, vec![rejected])).collect()
+    }
+}
+
+/// The thread's side of the queue.
+struct Sender {
+    collector: Collector,
+    resource: Resource,
+    timeout: Duration,
+    counts: Arc<Counts>,
+    warned: Option<Instant>,
+    /// Lost traces that a warning has reported.
+    reported: u64,
+}
+
+impl Sender {
+    /// Sends batches until the queue is closed and empty.
+    async fn run(mut self, mut queue: mpsc::Receiver<Finished>, mut flushes: mpsc::Receiver<blocking::SyncSender<()>>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            // Some: all that is queued is sent at once.
+            let mut flush = None;
+            let mut deadline = None;
+            while flush.is_none() && batch.len() < BATCH {
+                let room = BATCH - batch.len();
+                tokio::select! {
+                    biased;
+                    taken = queue.recv_many(&mut batch, room) => match taken {
+                        0 if batch.is_empty() => return,
+                        0 => break,
+                        _ => _ = deadline.get_or_insert_with(|| Instant::now() + LINGER),
+                    },
+                    Some(done) = flushes.recv() => flush = Some(done),
+                    () = until(deadline) => break,
+                }
+            }
+            self.send(&mut batch).await;
+            if let Some(done) = flush {
+                while let Ok(next) = queue.try_recv() {
+                    batch.push(next);
+                    if batch.len() == BATCH || queue.is_empty() {
+                        self.send(&mut batch).await;
+                    }
+                }
+                let _ = done.send(());
+            }
+        }
+    }
+
+    /// Sends a batch and empties it.
+    async fn send(&mut self, batch: &mut Vec<Finished>) {
+        if batch.is_empty() {
+            return;
+        }
+        let traces = batch.len() as u64;
+        let request =
+            self.resource.request(batch.drain(..).map(|finished| spans::spans(&finished.record, finished.ended)));
+        let posted = timeout(self.timeout, self.collector.post(&request)).await;
+        let result = posted.unwrap_or(Err(CollectorError::TimedOut(self.timeout)));
+        let (counter, lost) = match &result {
+            Ok(accepted) => {
+                self.counts.rejected_spans.fetch_add(accepted.rejected_spans, Ordering::Relaxed);
+                (&self.counts.sent, accepted.reason.clone())
+            }
+            Err(error) => (&self.counts.failed, Some(error.to_string())),
+        };
+        counter.fetch_add(traces, Ordering::Relaxed);
+        self.report(lost);
+    }
+
+    /// Warns of traces lost since the last warning. `reason`: of the last loss; `None`: it was taken from a full queue.
+    fn report(&mut self, reason: Option<String>) {
+        let lost = self.counts.lost();
+        if lost == self.reported || self.warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {
+            return;
+        }
+        let reason =
+            reason.unwrap_or_else(|| "the queue was full; the collector is slow, or tracing.queue is small".to_owned());
+        tracing::warn!(collector = %self.collector, lost = lost - self.reported, %reason, "traces were dropped; requests are not affected");
+        (self.reported, self.warned) = (lost, Some(Instant::now()));
+    }
+}
+
+/// Resolves at `deadline`; never without one.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;
