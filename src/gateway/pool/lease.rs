@@ -32,7 +32,7 @@ pub struct Lease {
     released: bool,
     /// Since its first token.
     decoding: Option<DecodeStart>,
-    /// The serial of a copy, which holds nothing that a request could use: reports about it are ignored.
+    /// The serial of a copy, which holds nothing that a request could use: reports about its backend are ignored.
     copy: Option<u64>,
 }
 
@@ -104,6 +104,9 @@ impl Lease {
 
     /// The first token was seen: returns prefill tokens and the permit. Idempotent.
     pub fn first_token(&mut self) {
+        if let Some(serial) = self.copy {
+            self.shared.end_prefill_of_copy(self.grant.backend, serial);
+        }
         if self.released {
             return;
         }

@@ -64,6 +64,12 @@ impl SharedState {
         self.update(|state, wakers| state.release(backend, allocation, wakers));
     }
 
+    pub(super) fn end_prefill_of_copy(&self, backend: BackendId, serial: u64) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.copies.end_prefill(serial);
+        }
+    }
+
     pub(super) fn end_copy(&self, backend: BackendId, serial: u64) {
         self.state.lock().end_copy(backend, serial);
     }
