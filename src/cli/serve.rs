@@ -9,7 +9,6 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -18,10 +17,6 @@ use crate::base::Tokens;
 use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
 use crate::serve::{self, Running, Source};
 use crate::telemetry::log;
-
-/// How long the end of the process waits for work on threads that may block: a handler of the admin port whose client has
-/// left, the count of a prompt's tokens.
-const BLOCKED_MAX: Duration = Duration::from_secs(1);
 
 /// Run the gateway.
 #[derive(Clone, Debug, clap::Args)]
@@ -75,7 +70,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     match runtime {
         Ok(runtime) => {
             let code = runtime.block_on(serve(loaded.config, source));
-            runtime.shutdown_timeout(BLOCKED_MAX);
+            super::runtime::end(runtime);
             code
         }
         Err(error) => {
