@@ -1,4 +1,7 @@
 //! The end of a command's runtime.
+//!
+//! Every command with threads ends its runtime here, so that none ends it in a way that may crash: [`end`] says why.
+//! Bounds: [`BLOCKED_MAX`]; a thread that blocks longer is left to the end of the process.
 
 use std::time::Duration;
 
