@@ -47,7 +47,7 @@ pub(crate) fn marks() -> Vec<(&'static str, &'static str, Target)> {
     let mark = |expr| target(Replicas::Apart, expr, "").or_empty("nothing happened");
     vec![
         ("Alerts", "red", mark("ALERTS{alertname=~\"Sluice.+\",alertstate=\"firing\",job=~\"$job\"}")),
-        ("Starts", "blue", mark("changes(process_start_time_seconds{@gw}[2m]) > 0")),
+        ("Starts", "blue", mark("resets(process_cpu_seconds_total{@gw}[2m]) > 0")),
         ("Reloads", "purple", mark("increase(sluice_config_reloads_total{@gw}[2m]) > 0")),
     ]
 }

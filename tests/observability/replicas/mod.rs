@@ -39,7 +39,25 @@ struct Asked<'a> {
     at: f64,
 }
 
+/// Rates of a histogram's buckets are extrapolated one by one, so a quantile of two replicas can lie just outside of those of
+/// each. That of their counts since the start cannot.
+fn of_counts(expr: &str) -> String {
+    if expr.contains("histogram_quantile") { expr.replace("rate(", "last_over_time(") } else { expr.to_owned() }
+}
+
+/// An expression with the values of the variables other than the replica.
+fn filled(expr: &str) -> String {
+    let values = [("$job", "gw"), ("$pool", ".*"), ("$model", ".*"), ("$__rate_interval", WINDOW)];
+    values.iter().fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
+}
+
 impl Asked<'_> {
+    /// For both replicas, as Grafana asks.
+    fn both(&self, target: &Target) -> Vector {
+        let [a, b] = &self.replicas;
+        self.prometheus.query(&filled(&target.expr).replace("$instance", &format!("{a}|{b}")), Some(self.at))
+    }
+
     /// For the first replica, the second, and both.
     fn three(&self, expr: impl Fn(&str) -> String) -> [Vector; 3] {
         let [a, b] = &self.replicas;
@@ -47,8 +65,7 @@ impl Asked<'_> {
     }
 
     fn panel(&self, target: &Target) -> [Vector; 3] {
-        let common = [("$job", "gw"), ("$pool", ".*"), ("$model", ".*"), ("$__rate_interval", WINDOW)];
-        let expr = common.iter().fold(target.expr.clone(), |expr, (name, value)| expr.replace(name, value));
+        let expr = of_counts(&filled(&target.expr));
         self.three(|replicas| expr.replace("$instance", replicas))
     }
 }
@@ -91,9 +108,9 @@ fn panels(asked: &Asked<'_>, complaints: &mut Vec<String>) {
     let marks = boards::marks();
     let of_marks = marks.iter().map(|(name, _, target)| ("marks", *name, target));
     for (board, title, target) in of_panels.chain(of_marks) {
-        let values = asked.panel(target);
-        if !values[2].is_empty() {
+        if !asked.both(target).is_empty() {
             with_data += 1;
+            let values = asked.panel(target);
             complaints.extend(
                 disagreement(target.replicas, &values).map(|why| format!("{board}, {title}: {why}: {}", target.expr)),
             );
@@ -114,8 +131,8 @@ fn rules(asked: &Asked<'_>, complaints: &mut Vec<String>) {
     let (mut recorded, mut alerts) = (0, 0);
     for (name, expr, kind) in asked.prometheus.rules() {
         if kind == "recording" {
-            let values = asked.three(|replicas| selecting(&expr, replicas));
-            if values[2].is_empty() {
+            let values = asked.three(|replicas| selecting(&of_counts(&expr), replicas));
+            if asked.prometheus.query(&expr, Some(asked.at)).is_empty() {
                 complaints.push(format!("{name} has no data: {expr}"));
             }
             complaints.extend(disagreement(Replicas::Between, &values).map(|why| format!("{name}: {why}")));
