@@ -1,6 +1,7 @@
 //! The cost of recording one finished request, and of writing the metrics page.
 //!
-//! The page of a large deployment should take less than 50 ms; `tests/observability/scale.rs` bounds its series.
+//! The page of a large deployment should take less than 50 ms; `tests/observability/scale.rs` bounds its series, and
+//! `metrics_page.py` measures a whole scrape.
 //!
 //! Recording is on the path of every request, after its last byte: it should stay near a microsecond, and is measured
 //! without an access log, with one, and from four threads at once.
