@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus::proto::{LabelPair, Metric};
-use prometheus::{Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
+use prometheus::{GaugeVec, Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
@@ -32,7 +32,7 @@ use super::experiments::Experiments;
 use super::exposition::PoolViews;
 use super::families;
 use super::gauges::Scrape;
-use super::recent::MinuteStats;
+use super::recent::{MinuteStats, verdict};
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
 use crate::config::Config;
@@ -48,6 +48,7 @@ pub struct Telemetry {
     overhead_connect: Histogram,
     reloads: IntCounterVec,
     certificates: IntGaugeVec,
+    slo_targets: GaugeVec,
     access_log: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
 }
@@ -80,6 +81,7 @@ impl Telemetry {
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
         let certificates = series::gauges(&registry, &families::CERTIFICATE_EXPIRY);
+        let slo_targets = series::gauges(&registry, &families::SLO_TARGET);
         for result in ["ok", "failed"] {
             reloads.with_label_values(&[result]);
         }
@@ -90,6 +92,7 @@ impl Telemetry {
             table,
             reloads,
             certificates,
+            slo_targets,
             access_log,
             observer: OnceLock::new(),
         }
@@ -118,12 +121,15 @@ impl Telemetry {
     }
 
     /// Takes over which pools of a configuration have objectives, and the dates of its certificates. The counters of its
-    /// pools exist from here on, at zero,
-    /// so that a rate sees their first step.
+    /// pools exist from here on, at zero, so that a rate sees their first step.
     pub fn configured(&self, config: &Config) {
+        self.slo_targets.reset();
         for pool in &config.pools {
             let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
             self.table.pool(Some(&pool.name.as_str().into())).has_objectives.store(has_objectives, Ordering::Relaxed);
+            if has_objectives {
+                self.slo_targets.with_label_values(&[&pool.name]).set(pool.slo.attainment);
+            }
         }
         self.certificates.reset();
         for file in config.own_certificates() {
@@ -234,7 +240,11 @@ impl Telemetry {
             series.home.shed(reason).inc();
         }
         let has_objectives = series.home.has_objectives.load(Ordering::Relaxed);
-        series.home.recent.add(record, has_objectives, Instant::now());
+        let met = verdict(record, has_objectives);
+        if let Some(met) = met {
+            series.home.judged(met).inc();
+        }
+        series.home.recent.add(record, met, Instant::now());
     }
 }
 

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::core::{Atomic, GenericGaugeVec};
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
 
 use super::buckets::{GapCounts, GapHistograms};
@@ -93,6 +94,8 @@ pub(super) struct PoolSeries {
     pub(super) shed: [IntCounter; ShedReason::ALL.len()],
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
+    /// Requests that met their objectives, and those that did not.
+    pub(super) slo: [IntCounter; 2],
     /// Whether it has objectives, in the configuration in force.
     pub(super) has_objectives: AtomicBool,
 }
@@ -100,6 +103,11 @@ pub(super) struct PoolSeries {
 impl PoolSeries {
     pub(super) fn shed(&self, reason: ShedReason) -> &IntCounter {
         &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
+    }
+
+    /// The counter of requests with this verdict.
+    pub(super) fn judged(&self, met: bool) -> &IntCounter {
+        &self.slo[usize::from(!met)]
     }
 
     pub(super) fn retried(&self, reason: RetryReason) -> &IntCounter {
@@ -124,6 +132,7 @@ pub(super) struct SeriesTable {
     shed: IntCounterVec,
     spill: IntCounterVec,
     retries: IntCounterVec,
+    slo: IntCounterVec,
     series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
 }
@@ -148,6 +157,7 @@ impl SeriesTable {
             shed: counters(registry, &families::SHED),
             spill: counters(registry, &families::SPILL),
             retries: counters(registry, &families::RETRIES),
+            slo: counters(registry, &families::SLO_REQUESTS),
             series: Bounded::new(MAX_SERIES),
             pools: Bounded::new(MAX_POOLS_SEEN),
         }
@@ -221,6 +231,7 @@ impl SeriesTable {
             shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
             retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
             recent: Recent::new(Instant::now()),
+            slo: ["met", "missed"].map(|result| self.slo.with_label_values(&[name, result])),
             has_objectives: AtomicBool::new(false),
         }
     }
@@ -289,8 +300,9 @@ pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
     vec
 }
 
-pub(super) fn gauges(registry: &Registry, family: &Family) -> IntGaugeVec {
-    let vec = IntGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
+/// Gauges of whole numbers (`AtomicI64`) or of any (`AtomicF64`).
+pub(super) fn gauges<N: Atomic + 'static>(registry: &Registry, family: &Family) -> GenericGaugeVec<N> {
+    let vec = GenericGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
     register(registry, vec.clone());
     vec
 }
