@@ -2,7 +2,7 @@
 //!
 //! SIGTERM and SIGINT stop it in order. A second one cuts that short: requests that run get an error event, and engines have
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
-//! SIGHUP reloads the configuration file.
+//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log anew, as after a rotation.
 //! Exit codes: 0 stopped in order, 1 a socket could not be opened or requests were cut at the end, 78
 //! the configuration is not valid (nothing was bound).
 
@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::SigSet;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::check::EXIT_CONFIG;
@@ -25,6 +26,17 @@ const BLOCKED_MAX: Duration = Duration::from_secs(1);
 
 /// Run the gateway.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Signals:
+  SIGHUP            reload the configuration file; if it is not valid, nothing changes
+  SIGUSR1           open the access log anew, after it was renamed
+  SIGTERM, SIGINT   finish running requests and stop; a second one cuts them
+
+Health checks, on the client port:
+  GET /health       200 while the gateway runs
+  GET /ready        200 while every pool has a backend that takes requests, and the gateway is not stopping; else 503
+
+Metrics are at /metrics on the admin port.")]
 #[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["config", "backend"])))]
 pub struct ServeArgs {
     /// The configuration file
@@ -52,6 +64,12 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
+    // By default SIGUSR1 ends a process. It waits until the gateway handles it.
+    let reopen = SigSet::from(nix::sys::signal::Signal::SIGUSR1);
+    if let Err(error) = reopen.thread_block() {
+        eprintln!("cannot block a signal: {error}");
+        return ExitCode::FAILURE;
+    }
     let (loaded, source) = match load(args) {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -111,6 +129,10 @@ async fn serve(config: Config, source: Source) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // This runs on the thread that blocked it; those of the runtime leave it to this one.
+    if let Err(error) = SigSet::from(nix::sys::signal::Signal::SIGUSR1).thread_unblock() {
+        tracing::warn!("cannot receive SIGUSR1: {error}");
+    }
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     let running = match serve::start(config, source).await {
         Ok(running) => running,
@@ -151,7 +173,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Waits for SIGTERM or SIGINT; reloads on SIGHUP.
+/// Waits for SIGTERM or SIGINT; reloads on SIGHUP, reopens the access log on SIGUSR1.
 async fn wait_for_stop(running: &Running, signals: &mut Signals) {
     loop {
         tokio::select! {
@@ -160,6 +182,10 @@ async fn wait_for_stop(running: &Running, signals: &mut Signals) {
             _ = signals.reload.recv() => {
                 // The result is logged.
                 let _ = running.app().reload();
+            }
+            _ = signals.reopen.recv() => {
+                running.app().telemetry.reopen();
+                tracing::info!("SIGUSR1: the access log is opened anew");
             }
         }
     }
@@ -170,6 +196,7 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     reload: Signal,
+    reopen: Signal,
 }
 
 impl Signals {
@@ -178,6 +205,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             reload: signal(SignalKind::hangup())?,
+            reopen: signal(SignalKind::user_defined1())?,
         })
     }
 
