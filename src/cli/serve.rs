@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::signal::SigSet;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::check::EXIT_CONFIG;
@@ -64,10 +63,8 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
-    // By default SIGUSR1 ends a process. It waits until the gateway handles it.
-    let reopen = SigSet::from(nix::sys::signal::Signal::SIGUSR1);
-    if let Err(error) = reopen.thread_block() {
-        eprintln!("cannot block a signal: {error}");
+    if let Err(error) = survive_reopen() {
+        eprintln!("cannot handle signals: {error}");
         return ExitCode::FAILURE;
     }
     let (loaded, source) = match load(args) {
@@ -103,6 +100,14 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     }
 }
 
+/// From here on SIGUSR1 does not end the process, as it would by default: tokio's handler stays when this runtime has gone.
+/// Blocking the signal instead would block it in engines, too.
+fn survive_reopen() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _context = runtime.enter();
+    signal(SignalKind::user_defined1()).map(drop)
+}
+
 fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
     if let Some(path) = &args.config {
         let loaded = Config::load(path, &args.set)?;
@@ -129,10 +134,6 @@ async fn serve(config: Config, source: Source) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // This runs on the thread that blocked it; those of the runtime leave it to this one.
-    if let Err(error) = SigSet::from(nix::sys::signal::Signal::SIGUSR1).thread_unblock() {
-        tracing::warn!("cannot receive SIGUSR1: {error}");
-    }
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     let running = match serve::start(config, source).await {
         Ok(running) => running,

@@ -73,6 +73,7 @@ async fn sigusr1_is_harmless_without_an_access_log_and_from_the_first_moment_on(
     });
     let mut program = starting.serving().await;
     written.await.unwrap();
+    program.signal(nix::sys::signal::SIGUSR1);
     program.line("the access log is opened anew").await;
     program.signal(nix::sys::signal::SIGTERM);
     assert_eq!(program.code().await, Some(0), "{}", program.log);
