@@ -150,9 +150,12 @@ impl Admin {
         B::Error: std::error::Error + Send + Sync + 'static,
     {
         let Some(route) = Route::of(request.uri().path(), request.method()) else {
-            let message =
-                format!("there is no route {}; see /, /metrics, /health and /admin/status", request.uri().path());
-            return error(StatusCode::NOT_FOUND, "not_found", &message);
+            let path = request.uri().path();
+            let hint = match path == "/ready" || path.starts_with("/v1/") {
+                true => "it is for the client port (server.listen)",
+                false => "see /, /metrics, /health and /admin/status",
+            };
+            return error(StatusCode::NOT_FOUND, "not_found", &format!("there is no route {path}; {hint}"));
         };
         if !route.methods().contains(request.method()) {
             let allowed = route.methods().iter().map(Method::as_str).collect::<Vec<_>>().join(", ");

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::ClientWait;
 use super::engine_load::DecodeStart;
+use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
 use super::queue::WaiterId;
@@ -158,9 +159,10 @@ impl Lease {
     }
 
     /// Reports a fault of the backend.
-    pub fn failure(&self, fault: BackendFault, now: Instant) {
-        if !self.released {
-            self.shared.failure(self.grant.backend, fault, now);
+    pub fn failure(&self, fault: BackendFault, now: Instant) -> FaultReport {
+        match self.released {
+            true => FaultReport::default(),
+            false => self.shared.failure(self.grant.backend, fault, now),
         }
     }
 }

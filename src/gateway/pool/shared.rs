@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
+use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
 use super::queue::WaiterId;
@@ -135,7 +136,7 @@ impl SharedState {
         });
     }
 
-    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
-        self.update(|state, _| state.failure(backend, fault, now));
+    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {
+        self.update(|state, _| state.failure(backend, fault, now))
     }
 }

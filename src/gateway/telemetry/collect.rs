@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
+use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
 use super::exposition::PoolViews;
 use super::families;
@@ -106,6 +107,16 @@ impl Telemetry {
     /// Shows the experiments, which `view` reads, on the metrics page. Called once.
     pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
         series::register(&self.registry, Experiments::new(view));
+    }
+
+    /// Shows the engines that the gateway runs, which `view` reads, on the metrics page; `phases` are all that one can be in.
+    /// Called once.
+    pub fn show_engines(
+        &self,
+        phases: Vec<&'static str>,
+        view: impl Fn() -> Vec<EngineMetrics> + Send + Sync + 'static,
+    ) {
+        series::register(&self.registry, Engines::new(phases, view));
     }
 
     /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record that is counted. Called

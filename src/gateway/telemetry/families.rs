@@ -133,6 +133,15 @@ families! {
         "Repeated attempts by reason and by the pool of the last attempt";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
         "1 for the state a backend is in, 0 for every other";
+    ENGINE_RESTARTS: "sluice_engine_restarts_total" MetricKind::Counter, BACKEND,
+        "Starts after the first of an engine that the gateway runs, planned or not, since the gateway started";
+    ENGINE_CRASHES: "sluice_engine_crashes_total" MetricKind::Counter, BACKEND,
+        "How often an engine that the gateway runs died, hung or did not come up, since the gateway started";
+    ENGINE_PHASE: "sluice_engine_phase" MetricKind::Gauge, &["pool", "backend", "phase"],
+        "1 for the phase an engine that the gateway runs is in (start, warm_up, serve, drain, backoff, hold, ...), 0 for \
+         every other";
+    ENGINE_START: "sluice_engine_start_seconds" MetricKind::Gauge, BACKEND,
+        "When an engine that the gateway runs was started, seconds since 1970; absent while none runs";
     OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
         "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
          time in the queue has its own family";

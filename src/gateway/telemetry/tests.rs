@@ -164,6 +164,27 @@ fn the_tuner_gets_every_record_that_is_counted_and_is_on_the_page() {
     }
 }
 
+fn engine() -> EngineMetrics {
+    let (pool, backend, phase) = ("short".to_owned(), "a".to_owned(), "serve".to_owned());
+    EngineMetrics { pool, backend, phase, restarts: 2, crashes: 1, started: None }
+}
+
+#[test]
+fn an_engine_shows_its_phase_among_all_and_no_start_while_none_runs() {
+    let telemetry = telemetry();
+    telemetry.show_engines(vec!["start", "serve"], || vec![engine()]);
+    let page = telemetry.page();
+    for (series, wanted) in [
+        ("sluice_engine_restarts_total{backend=\"a\",pool=\"short\"}", 2.0),
+        ("sluice_engine_crashes_total{backend=\"a\",pool=\"short\"}", 1.0),
+        ("sluice_engine_phase{backend=\"a\",phase=\"serve\",pool=\"short\"}", 1.0),
+        ("sluice_engine_phase{backend=\"a\",phase=\"start\",pool=\"short\"}", 0.0),
+    ] {
+        assert_eq!(value(&page, series), wanted, "{series}");
+    }
+    assert!(!page.contains("sluice_engine_start_seconds"), "{page}");
+}
+
 #[test]
 fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
     let telemetry = telemetry();
@@ -184,6 +205,7 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
     telemetry.show_experiments(|| vec![experiment()]);
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
+    telemetry.show_engines(vec!["serve"], || vec![EngineMetrics { started: Some(1.0), ..engine() }]);
     let page = telemetry.page();
     for family in families::ALL {
         let kind = match family.kind {
