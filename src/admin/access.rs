@@ -6,7 +6,7 @@
 //! 1. `Host` must be a name or an address that only this port has ([`Admin::accepts_host`]). `/health` is exempt: probes
 //!    use many host names, and the response reveals nothing.
 //! 2. A change, or a stream of events, that a browser marks as cross-origin is refused.
-//! 3. A change, and whatever tells more than metrics do, need the token if there is one. Tokens are compared by their digests in constant
+//! 3. A change, and whatever shows more than metrics do, need the token if there is one. Tokens are compared by their digests in constant
 //!    time, so that not even their length leaks.
 //! 4. Without a token a change needs the header `x-sluice-admin`, which a page cannot send to another origin.
 //! 5. A restart changes only flags that are tunable, or listed in `admin.flags`.

@@ -347,7 +347,7 @@ async fn the_page_may_load_nothing_from_elsewhere() {
     for missing in ["/ui/", "/ui/none.js", "/ui/../app.js", "/ui/%2e%2e/app.js", "/ui/index.html", "/ui/app.js/"] {
         assert_eq!(send(&served, &format!("GET {missing}"), "").await.0, 404, "{missing}");
     }
-    let evil = format!("GET /ui/app.js HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
+    let evil = "GET /ui/app.js HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     socket.write_all(evil.as_bytes()).await.unwrap();
     let mut response = String::new();

@@ -36,7 +36,7 @@ function choice(label, options, value, set) {
 
 function rowCard(row, history, { view }, app) {
   const name = row.class || row.pool, title = "row-" + name;
-  const pairs = row.class ? history.pairs.filter(pair => pair.class === row.class) : history.pairs.filter(pair => pair.pool === row.pool);
+  const both = history.pairs.filter(pair => row.class ? pair.class === row.class : pair.pool === row.pool), pairs = both.length > 1 ? both : [];
   const all = row.completed + row.shed + row.failed + row.client_gone + row.refused;
   const lost = [[row.shed, "shed"], [row.failed, "failed"], [row.client_gone, "client left"], [row.refused, "refused"]].filter(([n]) => n);
   const hover = view.hover && view.hover.name === name ? view.hover.index : null;

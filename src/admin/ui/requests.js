@@ -45,25 +45,25 @@ export function requests(state, app) {
 /** Requests that were shed or failed. */
 export function failureTable(failures, app) {
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Last failures" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Time", "Reason", "Pool / backend", "After", "Request"].map(head => h("th", { scope: "col" }, head)))),
+    h("thead", {}, h("tr", {}, ["Time", "Reason", "Request", "Pool / backend", "After"].map(head => h("th", { scope: "col" }, head)))),
     h("tbody", {}, failures.map(one => h("tr", {},
       h("td", { class: "nowrap soft" }, clock(one.time)),
-      h("td", {}, `${words(one.outcome)}: ${words(one.detail)}`),
-      h("td", {}, [one.pool || one.class, one.backend].filter(Boolean).join(" / ") || NONE),
-      h("td", { class: "nowrap" }, timeText(one.total_ms)),
-      h("td", {}, requestLink(one.request_id, app)))))));
+      h("td", { class: "nowrap" }, `${words(one.outcome)}: ${words(one.detail)}`),
+      h("td", {}, requestLink(one.request_id, app)),
+      h("td", { class: "nowrap" }, [one.pool || one.class, one.backend].filter(Boolean).join(" / ") || NONE),
+      h("td", { class: "nowrap" }, timeText(one.total_ms)))))));
 }
 
 function slowest(all, app) {
-  const heads = ["Ended", "Request", "Pool / backend", "Outcome", "Prompt", "Output", "Queue", "TTFT", "TPOT", "Total"];
+  const heads = ["Ended", "Request", "Total", "TTFT", "Queue", "TPOT", "Prompt", "Output", "Pool / backend", "Outcome"];
   return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Slowest requests" }, h("table", {},
-    h("thead", {}, h("tr", {}, heads.map((head, index) => h("th", { scope: "col", class: index > 3 ? "num" : undefined }, head)))),
+    h("thead", {}, h("tr", {}, heads.map((head, index) => h("th", { scope: "col", class: index > 1 && index < 8 ? "num" : undefined }, head)))),
     h("tbody", {}, all.map(one => h("tr", {},
       h("td", { class: "nowrap soft" }, clock(one.time)), h("td", {}, requestLink(one.request_id, app)),
-      h("td", {}, [one.pool || one.class, one.backend].filter(Boolean).join(" / ") || NONE), h("td", {}, words(one.outcome)),
+      h("td", { class: "num" }, h("b", {}, timeText(one.total_ms))), h("td", { class: "num" }, timeText(one.ttft_ms)),
+      h("td", { class: "num" }, timeText(one.queue_ms)), h("td", { class: "num" }, timeText(one.tpot_ms)),
       h("td", { class: "num" }, count(one.prompt_tokens ?? one.estimate_tokens)), h("td", { class: "num" }, count(one.completion_tokens)),
-      h("td", { class: "num" }, timeText(one.queue_ms)), h("td", { class: "num" }, timeText(one.ttft_ms)),
-      h("td", { class: "num" }, timeText(one.tpot_ms)), h("td", { class: "num" }, h("b", {}, timeText(one.total_ms))))))));
+      h("td", { class: "nowrap" }, [one.pool || one.class, one.backend].filter(Boolean).join(" / ") || NONE), h("td", { class: "nowrap" }, words(one.outcome)))))));
 }
 
 /** When each stage began and how long it took, milliseconds. The order of attempts is not kept: times of all of them are added up. */

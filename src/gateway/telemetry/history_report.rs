@@ -13,7 +13,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::history::{FirstTokens, History, INTERVALS, Resolution, Span};
+use super::history::{History, INTERVALS, Resolution};
+use super::span::{FirstTokens, Span};
 
 /// The quantiles of a row.
 const TAILS: [f64; 3] = [0.5, 0.9, 0.99];

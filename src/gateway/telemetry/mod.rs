@@ -14,6 +14,7 @@ pub mod log;
 pub mod recent;
 
 mod finished;
+mod span;
 mod history;
 mod history_report;
 mod buckets;
