@@ -120,6 +120,25 @@ pub struct BackendStatus {
     pub engine: Option<EngineView>,
 }
 
+/// A model that clients may ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelStatus {
+    /// Its name.
+    pub name: String,
+    /// Other names for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// It is a LoRA adapter.
+    pub adapter: bool,
+    /// It is in the configuration; otherwise engines have reported it.
+    pub declared: bool,
+    /// The pools that serve it.
+    pub pools: Vec<String>,
+    /// Backends of these pools in rotation that report it, and all that are in rotation.
+    pub serving: (usize, usize),
+}
+
 impl Status {
     /// The status of `pools` at `now`.
     pub fn new(about: About, pools: &[PoolView], engines: &[EngineView], telemetry: &Telemetry, now: Instant) -> Self {

@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prometheus::proto::{LabelPair, Metric};
 use prometheus::{GaugeVec, Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use tokio::time::Instant;
@@ -32,7 +33,10 @@ use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
 use super::exposition::PoolViews;
 use super::families;
+use super::finished::{LastRequests, RequestView};
 use super::gauges::Scrape;
+use super::history::Resolution;
+use super::history_report::{self, HistoryReport};
 use super::recent::{MinuteStats, verdict};
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
@@ -52,6 +56,9 @@ pub struct Telemetry {
     slo_targets: GaugeVec,
     access_log: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
+    /// The beginning of the history.
+    started: Instant,
+    finished: LastRequests,
 }
 
 /// Another consumer of records.
@@ -96,6 +103,8 @@ impl Telemetry {
             slo_targets,
             access_log,
             observer: OnceLock::new(),
+            started: Instant::now(),
+            finished: LastRequests::default(),
         }
     }
 
@@ -170,6 +179,31 @@ impl Telemetry {
     /// The last minute of a pool's own traffic; empty for a pool that has seen none.
     pub fn minute(&self, pool: &str) -> MinuteStats {
         self.table.pool(Some(&pool.into())).recent.minute(Instant::now())
+    }
+
+    /// The last five minutes or the last hour, by class and pool.
+    pub fn history(&self, resolution: Resolution) -> HistoryReport {
+        history_report::report(&self.table.histories(), resolution, self.started.elapsed())
+    }
+
+    /// The last finished requests with this id, the client's or the one sent upstream; the latest first.
+    pub fn requests(&self, id: &str) -> Vec<RequestView> {
+        self.finished.with_id(id)
+    }
+
+    /// The last requests that were shed or failed, the latest first, at most [`FAILURES_MAX`](super::FAILURES_MAX).
+    pub fn failures(&self, most: usize) -> Vec<RequestView> {
+        self.finished.failures(most)
+    }
+
+    /// The slowest of the last finished requests.
+    pub fn slowest(&self, most: usize) -> Vec<RequestView> {
+        self.finished.slowest(most)
+    }
+
+    /// How many finished requests can be looked up, at most [`FINISHED_MAX`](super::FINISHED_MAX), and when the oldest was over.
+    pub fn finished(&self) -> (usize, Option<Timestamp>) {
+        self.finished.kept()
     }
 
     /// Counts a reload of the configuration.
@@ -255,7 +289,10 @@ impl Telemetry {
         if let Some(met) = met {
             series.home.judged(met).inc();
         }
-        series.home.recent.add(record, met, Instant::now());
+        let now = Instant::now();
+        series.home.recent.add(record, met, now);
+        series.history.history.lock().add(record, now.saturating_duration_since(self.started));
+        self.finished.add(record, Timestamp::now());
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the operator sees: metrics, the access log, the gateway's own log.
 //!
 //! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
-//! last minute for the live page · [`access_log`] writes one JSON line per sampled request · [`log`] configures tracing.
+//! last minute for `sluice status` · [`history`] has the last hour and [`finished`] the last requests for the live page · [`access_log`] writes one JSON line per sampled request · [`log`] configures tracing.
 //!
 //! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
 //! lock that is held across I/O; when the access log cannot keep up, lines are dropped and counted. What admission
@@ -13,6 +13,10 @@ pub mod families;
 pub mod log;
 pub mod recent;
 
+mod finished;
+mod span;
+mod history;
+mod history_report;
 mod buckets;
 mod exposition;
 mod gauges;
@@ -34,5 +38,8 @@ pub use clients::ClientView;
 pub use collect::Telemetry;
 pub use engines::EngineMetrics;
 pub use exposition::PoolViews;
+pub use finished::{FAILURES_MAX, FINISHED_MAX, RequestView};
+pub use history::Resolution;
+pub use history_report::{EstimateAccuracy, HistoryReport, HistoryRow, PartsOfGroup, Points, Tails, TtftParts};
 pub use recent::{MinuteStats, Quantiles};
 pub use tuner::TunerView;

@@ -29,7 +29,7 @@ const BIN_FLOOR: f64 = 1e-4;
 /// Bins per doubling.
 const BINS_PER_OCTAVE: f64 = 8.0;
 /// 0.1 ms to about 1,600 s; beyond it the last bin.
-const BINS: usize = 192;
+pub(super) const BINS: usize = 192;
 /// Time constant of the attainment, seconds.
 const ATTAINMENT_SECONDS: f64 = 300.0;
 /// An attainment without any new request for this long is no longer shown.
@@ -219,10 +219,16 @@ impl Slot {
     }
 }
 
-fn bin(time: Duration) -> usize {
+/// The bin of a time.
+pub(super) fn bin(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() / BIN_FLOOR).log2();
     // A time below the floor has a negative number of octaves and saturates to the first bin.
     ((octaves * BINS_PER_OCTAVE) as usize).min(BINS - 1)
+}
+
+/// The geometric middle of a bin, milliseconds.
+pub(super) fn middle_ms(bin: usize) -> f64 {
+    BIN_FLOOR * 1e3 * ((bin as f64 + 0.5) / BINS_PER_OCTAVE).exp2()
 }
 
 fn quantiles<'a>(rows: impl Iterator<Item = &'a [u32; BINS]>) -> Option<Quantiles> {
@@ -241,8 +247,7 @@ fn quantiles<'a>(rows: impl Iterator<Item = &'a [u32; BINS]>) -> Option<Quantile
             seen += bin;
             seen >= rank
         });
-        let middle = found.unwrap_or(BINS - 1) as f64 + 0.5;
-        BIN_FLOOR * 1e3 * (middle / BINS_PER_OCTAVE).exp2()
+        middle_ms(found.unwrap_or(BINS - 1))
     };
     Some(Quantiles { p50: quantile(0.5), p99: quantile(0.99), count })
 }
