@@ -100,7 +100,7 @@ fn many_backends(served: &Served, backends: usize) {
 async fn a_listener_gets_everything_at_once_and_then_the_status_every_second() {
     let served = served(None, no_changes).await;
     let mut listener = Listener::open(&served).await;
-    let mut first = vec![listener.event().await, listener.event().await, listener.event().await];
+    let mut first = [listener.event().await, listener.event().await, listener.event().await];
     first.sort_by(|a, b| a.0.cmp(&b.0));
     let names: Vec<&str> = first.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["hour", "report", "status"]);

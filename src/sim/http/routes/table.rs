@@ -166,7 +166,7 @@ mod tests {
         for config in [plain, generating] {
             let listed: Vec<&str> = listed(&config).map(|(path, _)| path).collect();
             for route in ROUTES {
-                let path = route.template.replace('{', "").replace('}', "");
+                let path = route.template.replace(['{', '}'], "");
                 let answered = find(&config, &Method::OPTIONS, &path) != Target::Unknown;
                 assert_eq!(listed.contains(&route.template), answered, "{path}");
             }
