@@ -1,5 +1,8 @@
 //! The cost of recording one finished request, and of writing the metrics page.
 //!
+//! The page of a large deployment should take less than 50 ms; `tests/observability/scale.rs` bounds its series, and
+//! `metrics_page.py` measures a whole scrape.
+//!
 //! Recording is on the path of every request, after its last byte: it should stay near a microsecond, and is measured
 //! without an access log, with one, and from four threads at once.
 
@@ -13,7 +16,7 @@ use sluice::flow::{Outcome, Record};
 use sluice::meter::{ItlHistogram, StreamStats};
 use sluice::openai::Route;
 use sluice::openai::response::TokenUsage;
-use sluice::telemetry::{AccessLogWriter, Telemetry};
+use sluice::telemetry::{AccessLogWriter, Telemetry, testing};
 
 /// A completed stream of 64 tokens.
 fn record() -> Record {
@@ -88,6 +91,15 @@ fn page(c: &mut Criterion) {
         telemetry.record(&record);
     }
     c.bench_function("page of 20 models", |b| b.iter(|| telemetry.page()));
+    let admission = testing::large_admission(tokio::time::Instant::now());
+    let large = Telemetry::with(Box::new(move || admission.view()), None);
+    testing::large_traffic().iter().for_each(|record| large.record(record));
+    c.bench_function("page of 200 backends and 50 models", |b| b.iter(|| large.page()));
+    eprintln!(
+        "{} series, {} bytes",
+        large.page().lines().filter(|line| !line.starts_with('#')).count(),
+        large.page().len()
+    );
 }
 
 /// What criterion runs; in a module of its own because the macro's function has no documentation.

@@ -5,8 +5,8 @@
 //! look like those of our own page. Therefore, in this order:
 //! 1. `Host` must be a name or an address that only this port has ([`Admin::accepts_host`]). `/health` is exempt: probes
 //!    use many host names, and the response reveals nothing.
-//! 2. A change that a browser marks as cross-origin is refused.
-//! 3. A change, and `/admin/status`, need the token if there is one. Tokens are compared by their digests in constant
+//! 2. A change, or a stream of events, that a browser marks as cross-origin is refused.
+//! 3. A change, and whatever shows more than metrics do, need the token if there is one. Tokens are compared by their digests in constant
 //!    time, so that not even their length leaks.
 //! 4. Without a token a change needs the header `x-sluice-admin`, which a page cannot send to another origin.
 //! 5. A restart changes only flags that are tunable, or listed in `admin.flags`.
@@ -48,6 +48,8 @@ pub(super) enum Protection {
     Host,
     /// A host of this port, and the token.
     Token,
+    /// The same, and that the request is not cross-origin: what a page of another site could hold open.
+    Stream,
     /// The same (where no token is set: the header `x-sluice-admin`), and that the request is not cross-origin.
     Change,
 }
@@ -111,7 +113,7 @@ impl Access {
         }
         self.check_host(request)?;
         let is_change = protection == Protection::Change;
-        if is_change && !same_origin(request.headers()) {
+        if matches!(protection, Protection::Change | Protection::Stream) && !same_origin(request.headers()) {
             return Err(Denied::CrossOrigin);
         }
         match &self.token {

@@ -38,6 +38,12 @@ pub enum AdminClientError {
         /// The cause.
         reason: String,
     },
+    /// The address is that of the client port.
+    #[error("{url} is the client port of a gateway; give its admin port, server.admin in its configuration")]
+    ClientPort {
+        /// The address.
+        url: String,
+    },
     /// The token is missing or wrong.
     #[error("the admin port at {url} requires its token; pass --token or set SLUICE_ADMIN_TOKEN")]
     Token {
@@ -78,10 +84,14 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// A client of the admin port at `url` (`http://host:port`, or `host:port`).
+    /// A client of the admin port at `url` (`http://host:port`, `host:port`, or `:port` of this machine).
     pub fn new(url: &str, token: Option<&str>) -> Result<Self, AdminClientError> {
         let wrong = || AdminClientError::Url(url.to_owned());
-        let whole = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+        let whole = match url.strip_prefix(':') {
+            Some(port) => format!("http://127.0.0.1:{port}"),
+            None if url.contains("://") => url.to_owned(),
+            None => format!("http://{url}"),
+        };
         let uri: Uri = whole.parse().map_err(|_| wrong())?;
         let plain = uri.scheme_str() == Some("http") && matches!(uri.path(), "" | "/");
         let authority = uri.authority().filter(|_| plain).ok_or_else(wrong)?;
@@ -185,6 +195,9 @@ impl AdminClient {
         let Some(message) = error["error"]["message"].as_str() else {
             return AdminClientError::Unexpected { url: self.url.clone(), reason: format!("status {status}") };
         };
+        if error["error"]["code"] == "route_not_found" {
+            return AdminClientError::ClientPort { url: self.url.clone() };
+        }
         let problems = error["error"]["problems"].as_array().into_iter().flatten();
         let problems = problems.filter_map(|line| line.as_str().map(str::to_owned)).collect();
         AdminClientError::Refused { status, message: message.to_owned(), problems }
@@ -201,6 +214,7 @@ mod tests {
         assert_eq!(target("http://127.0.0.1:8081"), ("127.0.0.1".to_owned(), 8081));
         assert_eq!(target("localhost:9000"), ("localhost".to_owned(), 9000));
         assert_eq!(target("http://[::1]:8081/"), ("::1".to_owned(), 8081));
+        assert_eq!(target(":9000"), ("127.0.0.1".to_owned(), 9000));
         for wrong in ["https://127.0.0.1:8081", "http://127.0.0.1:8081/metrics", "", "http://"] {
             assert!(matches!(AdminClient::new(wrong, None), Err(AdminClientError::Url(_))), "{wrong}");
         }

@@ -2,7 +2,8 @@
 //! are too many.
 //!
 //! A connection is idle, sends a head, is served, or is written to. Each phase that waits for the client has a deadline;
-//! the phase in which the gateway works has none. When [`CONNECTIONS_MAX`] are open and a client opens another, the connection
+//! the phase in which the gateway works has none. A stream of events is written to while the client has not taken the last event, and
+//! idle in between. When [`CONNECTIONS_MAX`] are open and a client opens another, the connection
 //! that has waited longest for its client is closed. So connections that are held open cannot block probes of `/health` or
 //! scrapes.
 
@@ -69,7 +70,7 @@ impl Progress {
     }
 
     /// Enters `to` if the phase is `from`.
-    fn enter_from(&self, from: Phase, to: Phase) {
+    pub(super) fn enter_from(&self, from: Phase, to: Phase) {
         let mut current = self.0.lock();
         if current.0 == from {
             *current = (to, Instant::now());

@@ -5,9 +5,10 @@
 use super::access::Access;
 use super::error::{BackendRestartError, NoSuchBackend, ReloadError};
 use super::experiments::ExperimentControl;
-use super::status::Status;
+use super::status::{ModelStatus, Status};
 use super::tuner::TunerControl;
 use crate::fleet::{ChangeStarted, RestartRequest};
+use crate::telemetry::Telemetry;
 
 /// The operations of the admin API. Called on a thread that may block.
 pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
@@ -19,6 +20,12 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
 
     /// The response to `/admin/status`.
     fn status(&self) -> Status;
+
+    /// What is known of finished requests.
+    fn telemetry(&self) -> &Telemetry;
+
+    /// What clients may ask for, and how much of it is served.
+    fn models(&self) -> Vec<ModelStatus>;
 
     /// Reads the configuration again and applies it. Returns the changes, one line each.
     fn reload(&self) -> Result<Vec<String>, ReloadError>;

@@ -2,10 +2,14 @@
 //!
 //! | method and path | response | token |
 //! |---|---|---|
-//! | GET `/` | the live page; its numbers come from `/admin/status` | no |
+//! | GET `/`, `/ui/{file}` | the live page; its numbers come from `/admin/events` | no |
 //! | GET `/metrics` | Prometheus' text format | no |
 //! | GET `/health` | 200 while the process serves | no |
 //! | GET `/admin/status` | pools, backends, the last minute ([`Status`]) | yes |
+//! | GET `/admin/events` | server-sent events for the live page, once a second, see [`snapshot`] | yes |
+//! | GET `/admin/history` | the last five minutes and the last hour by class and pool | yes |
+//! | GET `/admin/requests` | the slowest of the last finished requests, and the last that were shed or failed | yes |
+//! | GET `/admin/requests/{id}` | the last finished requests with this id, with their times | yes |
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
 //! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
@@ -21,7 +25,7 @@
 //! no text. To hide it, bind the port to a private address.
 //!
 //! [`access`] decides who may do what · [`routes`] dispatches requests to [`Control`] · [`status`] has the types of
-//! `/admin/status` · [`server`] listens, [`connections`] bounds what is open · [`client`] is for subcommands.
+//! `/admin/status` · [`events`] sends what [`snapshot`] makes · [`ui`] has the files of the live page · [`server`] listens, [`connections`] bounds what is open · [`client`] is for subcommands.
 
 pub mod access;
 pub mod client;
@@ -32,11 +36,17 @@ mod experiments;
 mod tuner;
 pub mod status;
 mod control;
+pub mod snapshot;
+pub mod events;
+pub mod body;
+mod ui;
 pub mod routes;
 pub mod server;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod event_tests;
 
 pub use access::Access;
 pub use client::{AdminClient, AdminClientError, RESTART_TIMEOUT};

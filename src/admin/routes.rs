@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, REFERRER_POLICY};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::header::{WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -18,18 +18,18 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::access::{Denied, Protection};
+use super::body::AdminBody;
 use super::control::Control;
 use super::error::{BackendRestartError, ReloadError};
+use super::events::{Events, STREAMS_MAX};
 use super::experiments::{ExperimentError, ExperimentRoute};
 use super::restart_query::{self, decode};
+use super::snapshot::RequestLists;
 use super::tuner::TunerRoute;
+use super::ui;
 use crate::fleet::{ChangeStarted, RestartBlocked, RestartError};
+use crate::telemetry::{FINISHED_MAX, Resolution};
 
-/// The live page, without external resources.
-const PAGE: &str = include_str!("ui/index.html");
-/// The page may run its own scripts and send requests to this server only.
-const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-                           img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Prometheus' text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -44,6 +44,7 @@ const HANDLERS_MAX: usize = 16;
 #[derive(Clone)]
 pub struct Admin {
     control: Arc<dyn Control>,
+    events: Arc<Events>,
     /// Room for handlers that read; those of clients that have left count until they end.
     reading: Arc<Semaphore>,
     /// The same for handlers that change something, of which a restart may take minutes.
@@ -56,19 +57,31 @@ impl std::fmt::Debug for Admin {
     }
 }
 
-/// Responses are small texts.
-pub type AdminResponse = Response<String>;
+/// A response.
+pub type AdminResponse = Response<AdminBody>;
 
 /// A path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Route {
     Page,
+    File(&'static ui::File),
     Metrics,
     Health,
     Status,
+    Events,
+    History,
+    /// One, by its id, or the lists.
+    Requests(Option<String>),
     Reload,
-    SetDraining { pool: String, backend: String, draining: bool },
-    Restart { pool: String, backend: String },
+    SetDraining {
+        pool: String,
+        backend: String,
+        draining: bool,
+    },
+    Restart {
+        pool: String,
+        backend: String,
+    },
     Experiments(ExperimentRoute),
     Feedback(String),
     Tuner(TunerRoute),
@@ -78,6 +91,13 @@ impl Route {
     fn of(path: &str, method: &Method) -> Option<Self> {
         Some(match path {
             "/" => Self::Page,
+            "/admin/events" => Self::Events,
+            "/admin/history" => Self::History,
+            "/admin/requests" => Self::Requests(None),
+            _ if path.starts_with("/ui/") => Self::File(ui::file(&path["/ui/".len()..])?),
+            _ if path.starts_with("/admin/requests/") => {
+                Self::Requests(Some(decode(&path["/admin/requests/".len()..])?))
+            }
             "/metrics" => Self::Metrics,
             "/health" => Self::Health,
             "/admin/status" => Self::Status,
@@ -105,7 +125,9 @@ impl Route {
     /// The methods of its path.
     fn methods(&self) -> &'static [Method] {
         match self {
-            Self::Page | Self::Metrics | Self::Health | Self::Status => &[Method::GET, Method::HEAD],
+            Self::Page | Self::File(_) | Self::Metrics | Self::Health => &[Method::GET, Method::HEAD],
+            Self::Status | Self::History | Self::Requests(_) => &[Method::GET, Method::HEAD],
+            Self::Events => &[Method::GET],
             Self::Experiments(route) => route.methods(),
             Self::Tuner(route) => route.methods(),
             Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Feedback(_) => &[Method::POST],
@@ -123,8 +145,9 @@ impl Route {
     fn protection(&self) -> Protection {
         match self {
             Self::Health => Protection::None,
-            Self::Page | Self::Metrics => Protection::Host,
-            Self::Status | Self::Tuner(TunerRoute::Show) => Protection::Token,
+            Self::Page | Self::File(_) | Self::Metrics => Protection::Host,
+            Self::Events => Protection::Stream,
+            Self::Status | Self::History | Self::Requests(_) | Self::Tuner(TunerRoute::Show) => Protection::Token,
             Self::Experiments(route) if !route.is_change() => Protection::Token,
             Self::Reload
             | Self::SetDraining { .. }
@@ -140,7 +163,8 @@ impl Admin {
     /// The API over `control`.
     pub fn new(control: Arc<dyn Control>) -> Self {
         let handlers = || Arc::new(Semaphore::new(HANDLERS_MAX));
-        Self { control, reading: handlers(), changing: handlers() }
+        let events = Events::new(Arc::clone(&control));
+        Self { control, events, reading: handlers(), changing: handlers() }
     }
 
     /// Handles one request.
@@ -150,9 +174,12 @@ impl Admin {
         B::Error: std::error::Error + Send + Sync + 'static,
     {
         let Some(route) = Route::of(request.uri().path(), request.method()) else {
-            let message =
-                format!("there is no route {}; see /, /metrics, /health and /admin/status", request.uri().path());
-            return error(StatusCode::NOT_FOUND, "not_found", &message);
+            let path = request.uri().path();
+            let hint = match path == "/ready" || path.starts_with("/v1/") {
+                true => "it is for the client port (server.listen)",
+                false => "see /, /metrics, /health and /admin/status",
+            };
+            return error(StatusCode::NOT_FOUND, "not_found", &format!("there is no route {path}; {hint}"));
         };
         if !route.methods().contains(request.method()) {
             let allowed = route.methods().iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
@@ -167,8 +194,10 @@ impl Admin {
             return denied(&reason);
         }
         // Without a thread of its own, so that a probe is answered however busy the others are.
-        if route == Route::Health {
-            return health();
+        match route {
+            Route::Health => return health(),
+            Route::Events => return self.listen(),
+            _ => {}
         }
         // Reloads read files, and the status takes locks that requests use: not on the threads of connections.
         let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
@@ -200,7 +229,16 @@ impl Admin {
 
     fn act(&self, route: Route, query: &str, body: Map<String, Value>) -> AdminResponse {
         match route {
-            Route::Page => page(),
+            Route::Page => file(&ui::PAGE),
+            Route::File(of_page) => file(of_page),
+            Route::Events => self.listen(),
+            Route::History => {
+                let [recent, hour] =
+                    [Resolution::Fine, Resolution::Coarse].map(|each| self.control.telemetry().history(each));
+                json(StatusCode::OK, &json!({ "recent": recent, "hour": hour }))
+            }
+            Route::Requests(None) => json(StatusCode::OK, &RequestLists::of(&*self.control)),
+            Route::Requests(Some(id)) => self.requests(&id),
             Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
             Route::Health => health(),
             Route::Status => json(StatusCode::OK, &self.control.status()),
@@ -210,6 +248,29 @@ impl Admin {
             Route::Experiments(route) => self.experiments(route, body),
             Route::Tuner(route) => self.tuner(route),
             Route::Feedback(id) => self.feedback(&id, &body),
+        }
+    }
+
+    fn listen(&self) -> AdminResponse {
+        let Some(stream) = self.events.listen() else {
+            let message = format!("{STREAMS_MAX} clients receive events, which is the limit; close a live page");
+            let mut response = error(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams", &message);
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("10"));
+            return response;
+        };
+        text(StatusCode::OK, "text/event-stream", AdminBody::Events(stream))
+    }
+
+    fn requests(&self, id: &str) -> AdminResponse {
+        match self.control.telemetry().requests(id) {
+            found if found.is_empty() => {
+                let message = format!(
+                    "no request with this id is among the last {FINISHED_MAX} that are over; the id is in the response header \
+                     x-request-id, and a request can be found as soon as it is over"
+                );
+                error(StatusCode::NOT_FOUND, "no_such_request", &message)
+            }
+            found => json(StatusCode::OK, &json!({ "requests": found })),
         }
     }
 
@@ -389,10 +450,9 @@ fn denied(reason: &Denied) -> AdminResponse {
     response
 }
 
-fn page() -> AdminResponse {
-    let mut response = text(StatusCode::OK, "text/html; charset=utf-8", PAGE.to_owned());
-    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
-    response.headers_mut().insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+fn file(&(_, kind, content): &ui::File) -> AdminResponse {
+    let mut response = text(StatusCode::OK, kind, content);
+    ui::restrict(response.headers_mut());
     response
 }
 
@@ -406,8 +466,8 @@ fn json(status: StatusCode, body: &impl serde::Serialize) -> AdminResponse {
     text(status, "application/json", body + "\n")
 }
 
-fn text(status: StatusCode, kind: &'static str, body: String) -> AdminResponse {
-    let mut response = Response::new(body);
+fn text(status: StatusCode, kind: &'static str, body: impl Into<AdminBody>) -> AdminResponse {
+    let mut response = Response::new(body.into());
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -91,7 +91,7 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
             progress.enter(Phase::Serving);
             let response = admin.respond(request).await;
             progress.enter(Phase::Writing);
-            Ok::<_, Infallible>(response)
+            Ok::<_, Infallible>(response.map(|body| body.watch(progress)))
         }
     });
     let socket = WatchedSocket { socket, progress: Arc::clone(&progress) };

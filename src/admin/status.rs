@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::error::NoSuchBackend;
 use crate::base::BackendId;
 use crate::fleet::EngineView;
-use crate::pool::{BackendFault, BackendView, Cordon, Phase, PoolView};
+use crate::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
 use crate::telemetry::{MinuteStats, Telemetry};
 
 /// The response to `/admin/status`.
@@ -87,9 +87,11 @@ pub struct BackendStatus {
     pub url: String,
     /// starting, ready, probation, ejected, down, draining or removed.
     pub state: String,
-    /// Why it is out of rotation, where that is known.
+    /// Why it is out of rotation or failing, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Most of its last answers failed, whether it was ejected for that or not.
+    pub failing: bool,
     /// Share of new work.
     pub weight: f64,
     /// Requests that hold a lease.
@@ -116,6 +118,25 @@ pub struct BackendStatus {
     /// The engine behind it, when the gateway runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineView>,
+}
+
+/// A model that clients may ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelStatus {
+    /// Its name.
+    pub name: String,
+    /// Other names for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// It is a LoRA adapter.
+    pub adapter: bool,
+    /// It is in the configuration; otherwise engines have reported it.
+    pub declared: bool,
+    /// The pools that serve it.
+    pub pools: Vec<String>,
+    /// Backends of these pools in rotation that report it, and all that are in rotation.
+    pub serving: (usize, usize),
 }
 
 impl Status {
@@ -150,7 +171,8 @@ impl BackendStatus {
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
             // While its engine is cordoned, failed probes are expected.
-            reason: reason(backend.phase, now).filter(|_| backend.cordon == Cordon::Open),
+            reason: reason(backend, now).filter(|_| backend.cordon == Cordon::Open),
+            failing: backend.recent.is_failing(),
             weight: backend.weight,
             in_flight: used.requests.into(),
             slots: Used { used: used.slots.into(), limit: Some(limits.slots.into()) },
@@ -169,9 +191,11 @@ impl BackendStatus {
     }
 }
 
-fn reason(phase: Phase, now: Instant) -> Option<String> {
-    let reason = match phase {
+fn reason(backend: &BackendView, now: Instant) -> Option<String> {
+    let RecentAnswers { failed, seen } = backend.recent;
+    let reason = match backend.phase {
         Phase::Starting => "no probe has succeeded yet".to_owned(),
+        Phase::Ready if backend.recent.is_failing() => format!("{failed} of the last {seen} answers failed"),
         Phase::Ready => return None,
         Phase::Probation => "on trial with one request at a time".to_owned(),
         Phase::Ejected { until, fault } => {
@@ -181,20 +205,11 @@ fn reason(phase: Phase, now: Instant) -> Option<String> {
             } else {
                 "out until a probe succeeds".to_owned()
             };
-            format!("{}, {then}", fault_text(fault))
+            format!("{}, {then}", fault.text())
         }
         Phase::Down => "its probes fail".to_owned(),
     };
     Some(reason)
-}
-
-fn fault_text(fault: BackendFault) -> &'static str {
-    match fault {
-        BackendFault::Connect => "failed connections",
-        BackendFault::Response => "failed responses",
-        BackendFault::Timeout => "timeouts",
-        BackendFault::Hung => "stalled streams",
-    }
 }
 
 /// The backend of these names, for implementations of [`Control`](super::Control). A backend that is being removed is not

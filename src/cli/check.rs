@@ -2,26 +2,46 @@
 //!
 //! A valid configuration is printed to stdout as TOML that can be used as it is. A comment at each key names its origin: a
 //! line of the file, `--set`, or a default. Secrets are shown as their references or masked. Warnings go to stderr. An
-//! invalid configuration prints all its errors to stderr and nothing to stdout. Nothing is bound, started or contacted.
+//! invalid configuration prints all its errors to stderr and nothing to stdout. Nothing is bound or started, and nothing is
+//! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`).
+//! Exit codes: 0 valid; 1 a backend is not as configured (`--probe`); 78 not valid.
+
+mod probe;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::config::{Config, Problems, Resolved};
+use crate::config::{Config, Loaded, Problems, Resolved};
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
 
 /// Validate a configuration and print it with all defaults.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["file", "config"])))]
+#[command(after_help = "\
+Examples:
+  sluice check sluice.toml            every problem of the file, or the file with all defaults
+  sluice check -q sluice.toml         problems only; exit status 78 if there is an error
+  sluice check --probe sluice.toml    also asks every backend; exit status 1 if one is not as configured")]
 pub struct CheckArgs {
     /// The configuration file
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The same, as `sluice serve` takes it
     #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    pub config: Option<PathBuf>,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Ask every backend instead of printing the configuration: whether it responds, its version, and whether it serves the
+    /// models of its pool
+    #[arg(long)]
+    pub probe: bool,
+    /// Print errors only
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// Runs the command on the process's own stdout and stderr.
@@ -31,53 +51,89 @@ pub fn run(args: &CheckArgs) -> ExitCode {
 
 /// Runs the command. Returns the exit code. A reader that leaves early (`| head`) is no failure.
 fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    match Config::load(&args.config, &args.set) {
-        Ok(loaded) => {
-            let mut warnings = String::new();
-            let _ = Problems::write_warnings(&mut warnings, &loaded.source, &loaded.warnings);
-            let _ = write!(err, "{warnings}");
-            let _ = write!(out, "{}", Resolved { config: &loaded.config, origins: Some(&loaded.origins) });
-            let _ = writeln!(err, "{}: ok", loaded.source);
-            0
-        }
+    let file = args.file.as_deref().or(args.config.as_deref()).unwrap_or(Path::new(""));
+    let loaded = match Config::load(file, &args.set) {
+        Ok(loaded) => loaded,
         Err(problems) => {
             let _ = writeln!(err, "{problems}");
-            EXIT_CONFIG
+            return EXIT_CONFIG;
         }
+    };
+    if !args.quiet {
+        report(args, &loaded, out, err);
     }
+    if args.probe { probe::run(&loaded.config, args.quiet, out, err) } else { 0 }
+}
+
+/// Warnings, the configuration unless the backends are asked instead, and that it is valid.
+fn report(args: &CheckArgs, loaded: &Loaded, out: &mut dyn Write, err: &mut dyn Write) {
+    let mut warnings = String::new();
+    let _ = Problems::write_warnings(&mut warnings, &loaded.source, &loaded.warnings);
+    let _ = write!(err, "{warnings}");
+    if !args.probe {
+        let _ = write!(out, "{}", Resolved { config: &loaded.config, origins: Some(&loaded.origins) });
+    }
+    let _ = writeln!(err, "{}: ok", loaded.source);
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
 
-    fn run_on(text: &str, set: &[&str]) -> (u8, String, String) {
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: CheckArgs,
+    }
+
+    fn run_on(text: &str, flags: &[&str]) -> (u8, String, String) {
         let folder = tempfile::tempdir().unwrap();
-        let config = folder.path().join("sluice.toml");
-        std::fs::write(&config, text).unwrap();
-        let args = CheckArgs { config, set: set.iter().map(|&set| set.to_owned()).collect() };
+        let file = folder.path().join("sluice.toml");
+        std::fs::write(&file, text).unwrap();
+        let words = ["check", file.to_str().unwrap()].into_iter().chain(flags.iter().copied());
+        let args = Cli::try_parse_from(words).unwrap().args;
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let code = check(&args, &mut out, &mut err);
         (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
     }
 
     const POOL: &str = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:8000\"\n";
+    const OPEN: &str = "--set=server.listen=:8080";
 
     #[test]
     fn a_valid_file_is_printed_with_origins_and_exits_0() {
-        let (code, out, err) = run_on(POOL, &["pool.p.slots=3"]);
+        let (code, out, err) = run_on(POOL, &["--set=pool.p.slots=3", OPEN]);
         assert_eq!(code, 0);
         assert!(out.contains("# line 5\n") && out.contains("# --set\n") && out.contains("# default\n"), "{out}");
         assert!(err.contains("warning: ") && err.ends_with(": ok\n"), "{err}");
+        let (code, out, err) = run_on(POOL, &["-q", OPEN]);
+        assert_eq!((code, out.as_str(), err.as_str()), (0, "", ""));
+    }
+
+    #[test]
+    fn a_file_without_need_to_act_has_no_warning() {
+        let (code, _, err) = run_on(POOL, &[]);
+        assert_eq!((code, err.lines().count()), (0, 1), "{err}");
     }
 
     #[test]
     fn an_invalid_file_prints_every_problem_to_stderr_and_exits_78() {
-        let (code, out, err) = run_on(POOL, &["pool.p.slots=0", "banana=1"]);
-        assert_eq!((code, out.as_str()), (78, ""));
-        assert!(
-            err.contains("pool[0].slots") && err.contains("banana: unknown key") && err.contains("2 errors"),
-            "{err}"
-        );
+        for quiet in [&[][..], &["--quiet"]] {
+            let (code, out, err) = run_on(POOL, &[&["--set=pool.p.slots=0", "--set=banana=1"], quiet].concat());
+            assert_eq!((code, out.as_str()), (78, ""));
+            assert!(
+                err.contains("pool[0].slots") && err.contains("banana: unknown key") && err.contains("2 errors"),
+                "{err}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_file_is_given_once() {
+        let parsed = |words: &[&str]| Cli::try_parse_from([&["check"], words].concat()).is_ok();
+        assert!(parsed(&["a.toml"]) && parsed(&["--config", "a.toml"]));
+        assert!(!parsed(&[]) && !parsed(&["a.toml", "--config", "b.toml"]));
     }
 }

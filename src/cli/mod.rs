@@ -13,6 +13,7 @@ pub mod experiment;
 pub mod generate;
 pub mod lab;
 mod line;
+mod runtime;
 pub mod serve;
 pub mod sim;
 pub mod status;

@@ -2,14 +2,13 @@
 //!
 //! SIGTERM and SIGINT stop it in order. A second one cuts that short: requests that run get an error event, and engines have
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
-//! SIGHUP reloads the configuration file.
+//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log anew, as after a rotation.
 //! Exit codes: 0 stopped in order, 1 a socket could not be opened or requests were cut at the end, 78
 //! the configuration is not valid (nothing was bound).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -19,12 +18,19 @@ use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
 use crate::serve::{self, Running, Source};
 use crate::telemetry::log;
 
-/// How long the end of the process waits for work on threads that may block: a handler of the admin port whose client has
-/// left, the count of a prompt's tokens.
-const BLOCKED_MAX: Duration = Duration::from_secs(1);
-
 /// Run the gateway.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Signals:
+  SIGHUP            reload the configuration file; if it is not valid, nothing changes
+  SIGUSR1           open the access log anew, after it was renamed
+  SIGTERM, SIGINT   finish running requests and stop; a second one cuts them
+
+Health checks, on the client port:
+  GET /health       200 while the gateway runs
+  GET /ready        200 while every pool has a backend that takes requests, and the gateway is not stopping; else 503
+
+Metrics are at /metrics on the admin port.")]
 #[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["config", "backend"])))]
 pub struct ServeArgs {
     /// The configuration file
@@ -52,6 +58,10 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
+    if let Err(error) = survive_reopen() {
+        eprintln!("cannot handle signals: {error}");
+        return ExitCode::FAILURE;
+    }
     let (loaded, source) = match load(args) {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -75,7 +85,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     match runtime {
         Ok(runtime) => {
             let code = runtime.block_on(serve(loaded.config, source));
-            runtime.shutdown_timeout(BLOCKED_MAX);
+            super::runtime::end(runtime);
             code
         }
         Err(error) => {
@@ -83,6 +93,14 @@ pub fn run(args: &ServeArgs) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// From here on SIGUSR1 does not end the process, as it would by default: tokio's handler stays when this runtime has gone.
+/// Blocking the signal instead would block it in engines, too.
+fn survive_reopen() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _context = runtime.enter();
+    signal(SignalKind::user_defined1()).map(drop)
 }
 
 fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
@@ -151,7 +169,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Waits for SIGTERM or SIGINT; reloads on SIGHUP.
+/// Waits for SIGTERM or SIGINT; reloads on SIGHUP, reopens the access log on SIGUSR1.
 async fn wait_for_stop(running: &Running, signals: &mut Signals) {
     loop {
         tokio::select! {
@@ -160,6 +178,10 @@ async fn wait_for_stop(running: &Running, signals: &mut Signals) {
             _ = signals.reload.recv() => {
                 // The result is logged.
                 let _ = running.app().reload();
+            }
+            _ = signals.reopen.recv() => {
+                running.app().telemetry.reopen();
+                tracing::info!("SIGUSR1: the access log is opened anew");
             }
         }
     }
@@ -170,6 +192,7 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     reload: Signal,
+    reopen: Signal,
 }
 
 impl Signals {
@@ -178,6 +201,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             reload: signal(SignalKind::hangup())?,
+            reopen: signal(SignalKind::user_defined1())?,
         })
     }
 

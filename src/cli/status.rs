@@ -171,6 +171,7 @@ fn row(backend: &BackendStatus, colours: bool) -> Vec<Cell> {
     let mut state = Cell::new(state);
     if colours {
         state = match backend.state.as_str() {
+            _ if backend.failing => state.fg(Color::Red).add_attribute(Attribute::Bold),
             "ready" => state.fg(Color::Green),
             "ejected" | "down" => state.fg(Color::Red).add_attribute(Attribute::Bold),
             "probation" | "draining" | "starting" => state.fg(Color::Yellow),

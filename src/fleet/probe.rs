@@ -247,12 +247,16 @@ impl Prober {
         if !self.admission.is_same_backend(result.id, &result.name, &result.address) {
             return false;
         }
+        let is_restarting = result.up.is_err() && self.is_restarting(result.id);
         let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
         if let Some((before, after)) = moved {
             let why = result.up.as_ref().err().map_or("its probe succeeded", String::as_str);
-            tracing::info!(backend = %result.name, from = before.label(), to = after.label(), why, "backend changed");
+            let (from, to) = (before.label(), after.label());
+            match after == Phase::Down && !is_restarting {
+                true => tracing::warn!(backend = %result.name, from, to, why, "backend changed"),
+                false => tracing::info!(backend = %result.name, from, to, why, "backend changed"),
+            }
         }
-        let is_restarting = result.up.is_err() && self.is_restarting(result.id);
         let Some(state) = self.states.get_mut(&result.id) else { return false };
         if let Err(why) = &result.up {
             state.models_at = None;
@@ -360,140 +364,4 @@ async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metri
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
-
-    use super::*;
-    use sluice_gateway::config::{Endpoint, Policy};
-    use sluice_gateway::pool::{BackendLimits, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
-
-    const RULES: HealthRules = HealthRules {
-        probe_failures: 2,
-        request_failures: 3,
-        eject_base: Duration::from_secs(1),
-        eject_max: Duration::from_secs(30),
-    };
-
-    fn spec(ports: &[u16]) -> PoolSpec {
-        let limits = BackendLimits { slots: 4, tokens: None, prefill_tokens: None, long_prefix: None };
-        let backend = |port: &u16| {
-            let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: *port, prefix: String::new() };
-            let address =
-                Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None });
-            BackendSpec { name: port.to_string().into(), address, weight: 1.0 }
-        };
-        let rules = PoolRules {
-            policy: Policy::LeastWork,
-            limits,
-            queue_length: 8,
-            queue_timeout: Duration::from_secs(20),
-            order: QueueOrder::FIFO,
-        };
-        PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
-    }
-
-    fn prober(ports: &[u16]) -> Prober {
-        let now = Instant::now();
-        let admission = Admission::new(now, RULES, 1);
-        admission.apply(&[spec(ports)], RULES, now);
-        Prober::new(admission, Arc::default())
-    }
-
-    /// An engine that responds to every request with a model list; a mute one accepts connections and sends nothing.
-    async fn engine(mute: bool) -> u16 {
-        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = socket.local_addr().unwrap().port();
-        tokio::spawn(async move {
-            let mut open = Vec::new();
-            while let Ok((mut connection, _)) = socket.accept().await {
-                if !mute {
-                    let _ = connection.read(&mut [0; 1024]).await;
-                    let list = r#"{"data":[{"id":"m"}]}"#;
-                    let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{list}", list.len());
-                    let _ = connection.write_all(response.as_bytes()).await;
-                }
-                open.push(connection);
-            }
-        });
-        port
-    }
-
-    #[tokio::test]
-    async fn a_change_of_names_in_a_cancelled_round_is_returned_by_the_next() {
-        let mut prober = prober(&[engine(false).await, engine(true).await]);
-        let second = Duration::from_secs(1);
-        let rules = Health {
-            probe_interval: second,
-            probe_timeout: second,
-            failures: 3,
-            ejection_base: second,
-            ejection_max: second,
-            stall: 30 * second,
-        };
-        let reported = Arc::clone(&prober.reported);
-        let learned = async {
-            while reported.names().is_empty() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::select! {
-            _ = prober.probe_all(&rules) => panic!("the mute engine delays the round"),
-            () = learned => {}
-        }
-        assert!(prober.probe_all(&rules).await);
-        assert!(!prober.probe_all(&rules).await);
-    }
-
-    #[tokio::test]
-    async fn a_result_is_dropped_when_another_backend_has_the_id() {
-        let mut prober = prober(&[1]);
-        let old = prober.admission.view()[0].backends[0].clone();
-        prober.states.entry(old.id).or_default();
-        for port in [2, 3] {
-            prober.admission.apply(&[spec(&[port])], RULES, Instant::now());
-        }
-        let new = prober.admission.view()[0].backends[0].clone();
-        assert_eq!(new.id, old.id, "ids are reused");
-        let result = ProbeResult {
-            id: old.id,
-            name: old.name,
-            address: old.address,
-            up: Ok(()),
-            models: None,
-            cache_tokens: None,
-            adapter_slots: None,
-            activity: None,
-        };
-        prober.apply(result, Duration::ZERO);
-        assert_eq!(prober.admission.view()[0].backends[0].phase, Phase::Starting);
-    }
-
-    #[test]
-    fn an_engine_has_stalled_when_nothing_changes_for_long_enough() {
-        let limit = Duration::from_secs(10);
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let stalled = |readings: &[(u64, Activity)]| {
-            let mut state = ProbeState::default();
-            readings
-                .iter()
-                .map(|(second, activity)| state.has_stalled(*activity, limit, at(*second)))
-                .collect::<Vec<_>>()
-        };
-        let same = Activity::Counters(WorkCounters { progress: 5.0, kv_usage: 0.5 });
-        assert_eq!(stalled(&[(0, same), (2, same), (10, same)]), [false, false, true]);
-        let prefilling = Activity::Counters(WorkCounters { progress: 5.0, kv_usage: 0.6 });
-        assert_eq!(
-            stalled(&[(0, same), (9, prefilling), (18, prefilling), (19, prefilling)]),
-            [false, false, false, true]
-        );
-        assert_eq!(
-            stalled(&[(0, Activity::NoResponse), (10, same)]),
-            [false, false],
-            "one missing response proves nothing"
-        );
-        assert_eq!(stalled(&[(0, same), (10, Activity::NoResponse)]), [false, true]);
-        assert_eq!(stalled(&[(0, Activity::NoCounters), (60, Activity::NoCounters)]), [false, false]);
-    }
-}
+mod tests;

@@ -115,6 +115,9 @@ impl TrafficDefaults<'_> {
                 let scaled = (f64::from(concurrency) * load).round().max(1.0);
                 Arrival::ClosedLoop { concurrency: scaled as u32 }
             }
+            (_, None, false) if table.burst.is_some() || table.burstiness.is_some() => {
+                return Err(needs("steps without burst and burstiness: arrivals are Poisson with steps".to_owned()));
+            }
             (_, None, false) => {
                 let steps: Vec<(f64, f64)> = table.steps.iter().map(|(rate, time)| (rate * load, *time)).collect();
                 let length = steps.iter().map(|(_, time)| time).sum::<f64>();

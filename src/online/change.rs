@@ -25,6 +25,9 @@ const CONTROL: &str = "control";
 const CANARY: &str = "canary";
 /// More requests that fail than in the control by this share stop the canary at once.
 const GUARD_ERRORS: f64 = 0.01;
+/// The load of the canary while it gets copies, as a multiple of its share of all requests: what it cannot bear shall show before
+/// it serves clients.
+const COPIES_LOAD: f64 = 2.0;
 /// Copies in flight at most; what bounds them are the limits of the pool.
 const COPIES_IN_FLIGHT: u32 = 1_024;
 /// Copies begun in a second at most.
@@ -115,10 +118,11 @@ impl EngineChange {
             backends: backends.to_vec(),
         };
         let share = 1.0 / self.backends.len() as f64;
+        let copied = (COPIES_LOAD * share).min(1.0);
         let (canary, others) = self.backends.split_at(1);
         let arms = match self.stage {
             Stage::Copies => {
-                let shadow = Shadow { share, in_flight: COPIES_IN_FLIGHT, per_second: COPIES_PER_SECOND };
+                let shadow = Shadow { share: copied, in_flight: COPIES_IN_FLIGHT, per_second: COPIES_PER_SECOND };
                 vec![arm(CONTROL, 100.0, others), Arm { shadow: Some(shadow), ..arm(CANARY, 0.0, canary) }]
             }
             Stage::Compared => {

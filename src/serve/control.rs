@@ -8,9 +8,13 @@ use tokio::time::Instant;
 
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
-use crate::admin::status::find;
+use crate::admin::status::{ModelStatus, find};
 use crate::admin::{self, About, Access, BackendRestartError, Control, NoSuchBackend, Status};
+use crate::base::ModelId;
+use crate::config::{Config, ModelScope};
 use crate::fleet::{ChangeStarted, RestartRequest};
+use crate::pool::BackendView;
+use crate::telemetry::Telemetry;
 
 impl Control for App {
     fn access(&self) -> Access {
@@ -39,6 +43,40 @@ impl Control for App {
         Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now)
     }
 
+    fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
+    fn models(&self) -> Vec<ModelStatus> {
+        let (config, adapters) = (self.config.load(), self.reported.adapters());
+        let ready: Vec<(String, Vec<String>)> = self
+            .admission
+            .view()
+            .iter()
+            .flat_map(|pool| pool.backends.iter().map(move |backend| (&pool.name, backend)))
+            .filter(|(_, backend)| BackendView::in_rotation(backend))
+            .map(|(pool, backend)| (pool.to_string(), self.reported.of(backend.id)))
+            .collect();
+        let mut names: Vec<String> = config.models.iter().map(|model| model.name.clone()).collect();
+        names.extend(self.reported.names().into_iter().filter(|name| config.model_named(name).is_none()));
+        let status = |name: String| {
+            let id = config.model_named(&name);
+            let declared = id.map(|id| &config.models[id.index()]);
+            let pools =
+                pools_of(&config, id, |pool| ready.iter().any(|(own, models)| own == pool && models.contains(&name)));
+            let there = || ready.iter().filter(|(pool, _)| pools.contains(pool));
+            ModelStatus {
+                aliases: declared.map_or_else(Vec::new, |model| model.aliases.clone()),
+                adapter: adapters.contains(&name) || declared.is_some_and(|model| model.adapter.is_some()),
+                declared: declared.is_some(),
+                serving: (there().filter(|(_, models)| models.contains(&name)).count(), there().count()),
+                pools,
+                name,
+            }
+        };
+        names.into_iter().map(status).collect()
+    }
+
     fn reload(&self) -> Result<Vec<String>, admin::ReloadError> {
         let changes = Self::reload(self).map_err(|error| match error {
             ReloadError::NoFile => admin::ReloadError::NoFile,
@@ -65,4 +103,14 @@ impl Control for App {
         let name = format!("{pool}/{backend}");
         Ok(Handle::current().block_on(self.fleet.restart(&name, ask))?)
     }
+}
+
+/// The pools that serve a model. `reports`: whether a backend of a pool reports it, which decides for models that are not declared.
+fn pools_of(config: &Config, model: Option<ModelId>, reports: impl Fn(&str) -> bool) -> Vec<String> {
+    let serves = |pool: &&crate::config::Pool| match (&pool.models, model) {
+        (ModelScope::All, Some(_)) => true,
+        (ModelScope::All, None) => reports(&pool.name),
+        (ModelScope::Only(ids), model) => model.is_some_and(|model| ids.contains(&model)),
+    };
+    config.pools.iter().filter(serves).map(|pool| pool.name.clone()).collect()
 }

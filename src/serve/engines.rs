@@ -10,10 +10,11 @@ use crate::base::BackendId;
 use crate::config::{Backend, Config, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{
-    CommandDriver, EngineSpec, ExternalBackend, ExternalDriver, Fleet, PortsError, ProcessDriver, ports,
+    CommandDriver, EngineSpec, EngineView, ExternalBackend, ExternalDriver, Fleet, PortsError, ProcessDriver, ports,
 };
 use crate::flow::specs;
 use crate::pool::PoolLayout;
+use crate::telemetry::EngineMetrics;
 
 /// The engines of a configuration that is in force as `layout`.
 pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Vec<EngineSpec> {
@@ -45,6 +46,22 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Ve
         }
     }
     engines
+}
+
+/// The engines as the metrics page shows them.
+pub(super) fn metrics(views: &[EngineView]) -> Vec<EngineMetrics> {
+    let metrics = |view: &EngineView| {
+        let (pool, backend) = view.backend.split_once('/')?;
+        Some(EngineMetrics {
+            pool: pool.to_owned(),
+            backend: backend.to_owned(),
+            phase: view.step.clone(),
+            restarts: view.restarts_total,
+            crashes: view.crashes_total,
+            started: view.started,
+        })
+    };
+    views.iter().filter_map(metrics).collect()
 }
 
 /// Whether the gateway runs any engine.

@@ -19,7 +19,7 @@ use super::tuning::Tuning;
 use super::{certificates, engines, experiments, saved_experiments};
 use crate::admin;
 use crate::config::{Config, OnExit};
-use crate::fleet::{Fleet, Prober, ReportedModels, unattended};
+use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
 use crate::proxy::{ClientLimits, Gateway, Listener, UpstreamConnector};
@@ -125,6 +125,9 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
     app.telemetry.show_tuner(view, app.tuning.observe());
+    let shown = Arc::downgrade(app);
+    let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
+    app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
 }
 
 fn warn_about_unattended(config: &Config) {

@@ -1,9 +1,10 @@
-//! What the access log says of requests that were refused.
+//! What the access log says of requests that were refused, and its rotation.
 
 use serde_json::Value;
 
-use crate::client::{chat, post};
-use crate::test_gateway::{TestGateway, access_log};
+use crate::client::{TestClient, chat, get, post};
+use crate::stop::Program;
+use crate::test_gateway::{TestGateway, access_log, eventually, one_pool};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_request_shows_its_path_or_model_bounded_and_escaped() {
@@ -28,4 +29,52 @@ async fn a_refused_request_shows_its_path_or_model_bounded_and_escaped() {
     assert!(lines[2]["path"].is_null() && lines[2]["model"].is_null() && lines[0]["refused_model"].is_null());
     assert!(!text.contains("secret") && !text.contains("private") && !text.contains('\u{1b}'));
     gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigusr1_opens_the_access_log_anew_and_does_not_end_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, path) = (folder.path().join("sluice.toml"), folder.path().join("access.log"));
+    let old = folder.path().join("access.log.1");
+    std::fs::write(&config, one_pool(&["http://127.0.0.1:9".to_owned()]) + "[access_log]\npath = \"access.log\"\n")
+        .unwrap();
+    let mut program = Program::start(&config).await;
+    let request = async |program: &Program| {
+        TestClient::to(program.client).await.request(get("/v1/nothing")).await.is(404, "route_not_found");
+    };
+    request(&program).await;
+    access_log(&path, 1).await;
+    std::fs::rename(&path, &old).unwrap();
+    program.signal(nix::sys::signal::SIGUSR1);
+    program.line("the access log is opened anew").await;
+    // Before the next line: what moves or deletes the old file need not wait for one.
+    eventually("the new file is there", async || path.exists()).await;
+    request(&program).await;
+    access_log(&path, 1).await;
+    assert_eq!(std::fs::read_to_string(&old).unwrap().lines().count(), 1);
+    program.signal(nix::sys::signal::SIGTERM);
+    assert_eq!(program.code().await, Some(0), "{}", program.log);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigusr1_is_harmless_without_an_access_log_and_from_the_first_moment_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("sluice.toml");
+    // The program opens its configuration first of all, and waits for a writer: the test knows that it has begun.
+    assert!(std::process::Command::new("mkfifo").arg(&config).status().unwrap().success());
+    let text = one_pool(&["http://127.0.0.1:9".to_owned()]);
+    let starting = Program::begin(&config);
+    let (fifo, pid) = (config.clone(), starting.pid());
+    let written = tokio::task::spawn_blocking(move || {
+        use std::io::Write as _;
+        let mut pipe = std::fs::OpenOptions::new().write(true).open(fifo).unwrap();
+        nix::sys::signal::kill(pid, nix::sys::signal::SIGUSR1).unwrap();
+        pipe.write_all(text.as_bytes()).unwrap();
+    });
+    let mut program = starting.serving().await;
+    written.await.unwrap();
+    program.signal(nix::sys::signal::SIGUSR1);
+    program.line("the access log is opened anew").await;
+    program.signal(nix::sys::signal::SIGTERM);
+    assert_eq!(program.code().await, Some(0), "{}", program.log);
 }

@@ -361,3 +361,42 @@ async fn an_error_of_the_engine_passes_unchanged() {
     assert_eq!(gateway.state(0), "ready");
     gateway.settled().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_404_names_the_path_that_was_probably_meant_or_the_admin_port() {
+    let (_engine, gateway) = plain().await;
+    let message = async |request: Vec<u8>| {
+        let response = gateway.request(request).await;
+        response.is(404, "route_not_found");
+        response.json()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let near = message(post("/v1/v1/chat/completions?x=1", "", CHAT.as_bytes())).await;
+    assert_eq!(near, "this path is not served here; did you mean /v1/chat/completions?");
+    let admin = message(get("/metrics").into_bytes()).await;
+    assert!(admin.contains("are on the admin port (server.admin)"), "{admin}");
+    assert_eq!(message(get("/sleep").into_bytes()).await, "this path is not served here");
+    let client = TestClient::to(gateway.admin()).await.request(get("/v1/models")).await;
+    assert!(client.text().contains("is for the client port (server.listen)"), "{}", client.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_requests_per_minute_are_two_at_once_and_the_429_names_the_limit_and_the_key() {
+    let engine = Engine::always(completion()).await;
+    let limited = format!(
+        "[[auth.keys]]\nname = \"team-a\"\nsha256 = \"{}\"\nlimit = {{ requests_per_minute = 2 }}\n",
+        key_digest("secret")
+    );
+    let gateway = TestGateway::from_text(&(one_pool(&[engine.url()]) + &limited), &[]).await;
+    let request = post("/v1/chat/completions", "authorization: Bearer secret\r\n", CHAT.as_bytes());
+    for _ in 0..2 {
+        assert_eq!(gateway.request(&request).await.status(), 200);
+    }
+    let response = gateway.request(&request).await;
+    response.is(429, "rate_limit_exceeded");
+    let after = response.head.retry_after();
+    assert!((1..=30).contains(&after), "{after}");
+    let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+    let wanted = format!("the API key 'team-a' has reached its limit of 2 requests per minute; try again in {after} s");
+    assert_eq!(message, wanted);
+    gateway.settled().await;
+}

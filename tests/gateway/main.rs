@@ -10,7 +10,8 @@
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
 //! `forms` (multipart), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
-//! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failover`,
+//! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failing` (what the log says of
+//! engines that fail), `failover`, `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
 //! around what speaks plain text here), `traces`, `wide`; and `simulator` (the simulated engine process).
@@ -27,11 +28,14 @@ mod added_experiments;
 mod admin;
 mod bodies;
 mod broken;
+mod commands;
 mod counting;
 mod cut;
 mod early;
+mod engine_metrics;
 mod errors;
 mod experiments;
+mod failing;
 mod failover;
 mod fleet;
 mod forms;

@@ -105,17 +105,26 @@ pub(crate) struct Program {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,
     pub(crate) log: String,
-    client: SocketAddr,
+    pub(crate) client: SocketAddr,
     pub(crate) admin: SocketAddr,
 }
 
 impl Program {
-    async fn start(config: &std::path::Path) -> Self {
+    pub(crate) async fn start(config: &std::path::Path) -> Self {
         Self::start_in(config, &[]).await
     }
 
     /// With these variables in its environment.
     pub(crate) async fn start_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
+        Self::begin_in(config, env).serving().await
+    }
+
+    /// Begins a start, which [`Program::serving`] waits for.
+    pub(crate) fn begin(config: &std::path::Path) -> Self {
+        Self::begin_in(config, &[])
+    }
+
+    fn begin_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_sluice"))
             .arg("serve")
             .arg("--config")
@@ -128,10 +137,13 @@ impl Program {
             .unwrap();
         let said = BufReader::new(child.stderr.take().unwrap()).lines();
         let nowhere: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let mut program = Self { child, said, log: String::new(), client: nowhere, admin: nowhere };
-        program.client = program.address("serving clients on http://").await;
-        program.admin = program.address("live page on http://").await;
-        program
+        Self { child, said, log: String::new(), client: nowhere, admin: nowhere }
+    }
+
+    pub(crate) async fn serving(mut self) -> Self {
+        self.client = self.address("serving clients on http://").await;
+        self.admin = self.address("live page on http://").await;
+        self
     }
 
     /// Reads the log up to a line with `text`, which is returned.
@@ -153,9 +165,12 @@ impl Program {
         line.rsplit("http://").next().unwrap().trim().parse().unwrap()
     }
 
+    pub(crate) fn pid(&self) -> nix::unistd::Pid {
+        nix::unistd::Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap())
+    }
+
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap());
-        nix::sys::signal::kill(pid, signal).unwrap();
+        nix::sys::signal::kill(self.pid(), signal).unwrap();
     }
 
     /// Reads the log to its end.

@@ -1,8 +1,11 @@
 //! Evidence for the slow layer of the online tuner on simulated engines: where flags that were set wrongly end up, how many restarts
-//! that takes, and what it does to requests; planted faults; situations without a gain.
+//! that takes, and what it does to requests; planted faults; situations without a gain; loads that change with the hours.
 //!
 //! ```sh
-//! cargo bench -p sluice-lab --bench engines -- starts config/lab/tuner/engines/*.toml --seeds 3 --jobs 2
+//! cargo bench -p sluice-lab --bench engines -- starts config/lab/tuner/engines/{chat,documents,mixed}.toml --jobs 2
+//! cargo bench -p sluice-lab --bench engines -- planted config/lab/tuner/engines/faults.toml --seeds 100
+//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/changes.toml
+//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/day.toml --repeat 7
 //! ```
 
 use std::path::PathBuf;
@@ -16,7 +19,8 @@ use sluice_core::meter::slo::Timings;
 use sluice_lab::{Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
 
-const USAGE: &str = "engines starts|planted FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME]";
+const USAGE: &str =
+    "engines starts|planted|hours FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME] [--repeat N]";
 
 #[derive(Clone)]
 struct Options {
@@ -25,10 +29,12 @@ struct Options {
     jobs: usize,
     events: bool,
     only: Option<String>,
+    /// How often the steps of the traffic follow one another.
+    repeat: usize,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut options = Options { from: 1, seeds: 1, jobs: 2, events: false, only: None };
+    let mut options = Options { from: 1, seeds: 1, jobs: 2, events: false, only: None, repeat: 1 };
     let (mut what, mut files) = (String::new(), Vec::new());
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(arg) = args.next() {
@@ -37,6 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--seeds" => options.seeds = args.next().ok_or(USAGE)?.parse()?,
             "--jobs" => options.jobs = args.next().ok_or(USAGE)?.parse()?,
             "--events" => options.events = true,
+            "--repeat" => options.repeat = args.next().ok_or(USAGE)?.parse()?,
             "--only" => options.only = args.next(),
             _ if arg.starts_with("--") => return Err(USAGE.into()),
             _ if what.is_empty() => what = arg,
@@ -46,6 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match what.as_str() {
         "starts" => starts(&files, &options),
         "planted" => planted(&files, &options),
+        "hours" => hours(&files, &options),
         _ => Err(USAGE.into()),
     }
 }
@@ -196,6 +204,59 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
                 sum(|one| one.failed),
                 mean(|one| one.beyond),
             );
+        }
+    }
+    Ok(())
+}
+
+/// How requests fare in each part of a load that changes, and what that costs in restarts.
+fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    println!(
+        "| load | start | requests that met their objectives in each part, tuner off | with the tuner | restarts | changes kept, tried | without a response |"
+    );
+    println!("|---|---|---|---|--:|--:|--:|");
+    for file in files {
+        let mut scenario = Scenario::load(file)?;
+        scenario.file.traffic.iter_mut().for_each(|traffic| traffic.steps = traffic.steps.repeat(options.repeat));
+        let ends: Vec<f64> = scenario.file.traffic[0].steps.iter().fold(Vec::new(), |mut ends, (_, time)| {
+            ends.push(ends.last().unwrap_or(&0.0) + time);
+            ends
+        });
+        let mut variants = scenario.file.variants();
+        variants.retain(|variant| options.only.as_ref().is_none_or(|only| variant.name == *only));
+        let with = |variant: &Variant, mode: &str| {
+            let set = [&variant.set[..], &[format!("tuner.mode=\"{mode}\"")]].concat();
+            scenario.lab(&Variant { set, ..variant.clone() })
+        };
+        for variant in &variants {
+            let labs = [with(variant, "off")?, with(variant, "apply")?];
+            let found = all(&labs, options, |lab, run, _| {
+                let of_engines = run.tuning.iter().filter(|event| event.key.contains(".engine."));
+                let count = |kind| of_engines.clone().filter(|event| event.kind == kind).count();
+                let begins = std::iter::once(&0.0).chain(&ends);
+                let met: Vec<f64> =
+                    begins.zip(&ends).map(|(from, to)| attainment_between(lab, run, *from, *to).0).collect();
+                let tried = [count(EventKind::Kept), count(EventKind::Tried)];
+                // The canary with each change; then the others, or the canary as before.
+                let restarts = tried[1] + tried[0] * (lab.engines.len() - 1) + count(EventKind::Undone);
+                (met, restarts, tried, attainment(lab, run, 0.0).1)
+            });
+            for (seed, (off, on)) in (options.from..).zip(found[0].iter().zip(&found[1])) {
+                let shown =
+                    |met: &[f64]| met.iter().map(|met| format!("{:.1}", 100.0 * met)).collect::<Vec<_>>().join(", ");
+                println!(
+                    "| {}, seed {seed} | {} | {} | {} | {} | {}, {} | {} ({} without the tuner) |",
+                    scenario.file.title,
+                    variant.name,
+                    shown(&off.0),
+                    shown(&on.0),
+                    on.1,
+                    on.2[0],
+                    on.2[1],
+                    on.3,
+                    off.3
+                );
+            }
         }
     }
     Ok(())

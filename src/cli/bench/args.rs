@@ -62,7 +62,7 @@ pub(super) struct ServerArgs {
     /// The API: completions (vllm, openai) or chat
     #[arg(long, value_enum, default_value = "openai")]
     pub(super) backend: Backend,
-    /// Address of the server; several are used in turn [default: http://HOST:PORT]
+    /// Address of the server, with or without /v1; several are used in turn [default: http://HOST:PORT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) base_url: Vec<String>,
     /// Host, without --base-url

@@ -62,7 +62,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         }
     };
     let outcome = runtime.block_on(measure_all(args));
-    runtime.shutdown_background();
+    super::runtime::end(runtime);
     match outcome {
         Ok(code) => code,
         Err(CommandError::Usage(error)) => {

@@ -31,7 +31,10 @@ pub(super) fn client(args: &BenchArgs) -> anyhow::Result<LoadClient> {
     let server = &args.server;
     let urls = match server.base_url.is_empty() {
         true => vec![format!("http://{}:{}", server.host, server.port)],
-        false => server.base_url.clone(),
+        // As OpenAI's clients write it: the paths of the API begin with /v1 already.
+        false => {
+            server.base_url.iter().map(|url| url.trim_end_matches('/').trim_end_matches("/v1").to_owned()).collect()
+        }
     };
     let limit = Duration::try_from_secs_f64(server.request_timeout).context("--request-timeout")?;
     let client = LoadClient::new(&urls, api(args), limit)?.with_headers(headers(args)?);

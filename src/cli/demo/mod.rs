@@ -110,7 +110,7 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
         };
         show(args, async |arrangement| stage::raise(arrangement, addresses).await, stopped).await
     });
-    runtime.shutdown_background();
+    super::runtime::end(runtime);
     code
 }
 

@@ -117,7 +117,14 @@ pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)
                 }
             },
             "--sim-vllm-version" => {
-                flags.version = value.parse().map_err(|error| anyhow!("argument {name}: {error}"))?;
+                let version: Version = value.parse().map_err(|error| anyhow!("argument {name}: {error}"))?;
+                if version < Version::OLDEST {
+                    return Err(anyhow!(
+                        "argument {name}: {version} is not simulated; the oldest is {}",
+                        Version::OLDEST
+                    ));
+                }
+                flags.version = version;
             }
             "--sim-speed" => flags.speed = number(1e-3)?,
             "--sim-seed" => flags.seed = value.parse().map_err(|_| invalid())?,
@@ -155,6 +162,7 @@ mod tests {
             &["--sim-seed"],
             &["--sim-fault", "x"],
             &["--sim-vllm-version", "new"],
+            &["--sim-vllm-version", "0.3"],
             &["--sim-profile", "b300"],
         ] {
             assert!(split_of(wrong).unwrap_err().to_string().contains(wrong[0]), "{wrong:?}");

@@ -52,7 +52,7 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
                           (default: by the model's name, else llama-3.1-8b)
   --sim-host NAME         HOSTS, or a TOML file of `sluice sim fit` (default busy; pair:
                           also two engines beside a gateway, other machines; quiet: one engine)
-  --sim-vllm-version X.Y  whose flags and metrics (default 0.32.0)
+  --sim-vllm-version X.Y  whose flags and metrics (default 0.32.0; 0.6.0 or later)
   --sim-speed X           simulated seconds per real second (default 1)
   --sim-seed N            output lengths, words, jitter (default 0)
   --sim-startup SECONDS   real time of a cold start (default 1), or `real`

@@ -62,7 +62,7 @@ pub(super) fn tuned(
         stopped?;
         Ok(report)
     });
-    runtime.shutdown_background();
+    super::super::runtime::end(runtime);
     outcome
 }
 

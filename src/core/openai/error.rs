@@ -17,6 +17,9 @@ use std::borrow::Cow;
 
 use serde_json::{Value, json};
 
+use super::limit::{KeyLimit, TooLarge};
+use super::route_hint::RouteHint;
+
 /// How many valid model names an "unknown model" message lists; enough to spot a typo, short enough to read.
 pub const MAX_NAMES_SHOWN: usize = 20;
 /// Characters of a client-given name that a message repeats.
@@ -88,42 +91,6 @@ impl ShedReason {
     }
 }
 
-/// What a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LimitUnit {
-    /// Sequences that the engine runs: prompts times `n`.
-    Sequences,
-    /// Prompt and output tokens together.
-    Tokens,
-}
-
-/// A limit that one request exceeds by itself, whatever else is running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLarge {
-    /// What the limit counts.
-    pub unit: LimitUnit,
-    /// What the request takes at least.
-    pub wanted: u64,
-    /// What is allowed.
-    pub limit: u64,
-}
-
-impl TooLarge {
-    fn message(self, holder: &str) -> String {
-        let Self { unit, wanted, limit } = self;
-        match unit {
-            LimitUnit::Sequences => format!(
-                "the request takes {wanted} sequences at once, but {holder} takes at most {limit}; lower 'n' or \
-                 'best_of', or send fewer prompts or inputs in one request"
-            ),
-            LimitUnit::Tokens => format!(
-                "the request takes at least {wanted} prompt and output tokens, but {holder} takes at most {limit}; send \
-                 shorter or fewer prompts, or lower 'min_tokens' or 'n'"
-            ),
-        }
-    }
-}
-
 /// An error response of the gateway itself, not of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -175,7 +142,10 @@ pub enum Refusal {
         id: String,
     },
     /// 404: the path is not served.
-    UnknownRoute,
+    UnknownRoute {
+        /// What the client may have meant.
+        hint: Option<RouteHint>,
+    },
     /// 405: the path is served, but not with this method.
     MethodNotAllowed {
         /// Methods that are, for the `Allow` header: `"POST"` or `"GET, HEAD"`.
@@ -185,6 +155,10 @@ pub enum Refusal {
     ExpectationFailed,
     /// 429: this key's own limit.
     KeyLimit {
+        /// The name of the key.
+        key: String,
+        /// The limit.
+        limit: KeyLimit,
         /// Seconds until trying again makes sense.
         retry_after: u64,
     },
@@ -226,6 +200,7 @@ const INVALID: &str = "invalid_request_error";
 const AUTHENTICATION: &str = "authentication_error";
 const UNAVAILABLE: &str = "service_unavailable";
 const SERVER: &str = "server_error";
+const ROUTE: &str = "route_not_found";
 
 impl Refusal {
     fn row(&self) -> Row {
@@ -270,19 +245,20 @@ impl Refusal {
                 );
                 with_message(404, "not_found_error", "response_not_found", message)
             }
-            Self::UnknownRoute => row(404, "not_found_error", "route_not_found", "this path is not served here"),
+            Self::UnknownRoute { hint: None } => row(404, "not_found_error", ROUTE, "this path is not served here"),
+            Self::UnknownRoute { hint: Some(hint) } => {
+                with_message(404, "not_found_error", ROUTE, format!("this path is not served here; {hint}"))
+            }
             Self::MethodNotAllowed { allow } => {
                 with_message(405, INVALID, "method_not_allowed", format!("this path takes only {allow}"))
             }
             Self::ExpectationFailed => {
                 row(417, INVALID, "expectation_failed", "the only supported expectation is '100-continue'")
             }
-            Self::KeyLimit { .. } => row(
-                429,
-                "rate_limit_error",
-                "rate_limit_exceeded",
-                "this API key has reached its limit; try again later",
-            ),
+            Self::KeyLimit { key, limit, retry_after } => {
+                let message = limit.message(shown(key), (*retry_after).max(1));
+                with_message(429, "rate_limit_error", "rate_limit_exceeded", message)
+            }
             Self::UpgradeRefused => {
                 row(501, INVALID, "upgrade_not_supported", "connection upgrades are not supported; send plain HTTP/1.1")
             }
@@ -310,7 +286,7 @@ impl Refusal {
     /// Seconds for the `Retry-After` header, at least 1; `None` where trying again does not help by itself.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::KeyLimit { retry_after }
+            Self::KeyLimit { retry_after, .. }
             | Self::Shed { retry_after, .. }
             | Self::UpstreamBusy { retry_after, .. } => Some((*retry_after).max(1)),
             // The network may be better then; official clients try a 408 again by themselves.
@@ -415,6 +391,7 @@ impl From<super::RequestError> for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::openai::LimitUnit;
 
     fn all() -> Vec<Refusal> {
         let shed = ShedReason::ALL.map(|reason| Refusal::Shed { reason, retry_after: 0 });
@@ -433,10 +410,10 @@ mod tests {
             Refusal::BadKey,
             Refusal::ModelForbidden { model: "m\"".into() },
             Refusal::UnknownModel { model: "x".repeat(999), valid: (0..30).map(|n| format!("m{n}")).collect() },
-            Refusal::UnknownRoute,
+            Refusal::UnknownRoute { hint: None },
             Refusal::MethodNotAllowed { allow: "POST" },
             Refusal::ExpectationFailed,
-            Refusal::KeyLimit { retry_after: 3 },
+            Refusal::KeyLimit { key: "team-a".into(), limit: KeyLimit::RequestRate(2), retry_after: 3 },
             Refusal::UpgradeRefused,
             Refusal::CodingNotSupported,
             Refusal::UpstreamBusy { message: "the engine is full".into(), retry_after: 0 },

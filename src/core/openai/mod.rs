@@ -3,13 +3,16 @@
 //! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] the fields of a request ·
 //! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes ·
 //! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
-//! it · [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP.
+//! it · [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP,
+//! with [`limit`]s and a [`route_hint`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 
 mod block;
 pub mod response;
 pub mod chunk;
+pub mod limit;
+pub mod route_hint;
 pub mod error;
 pub mod event;
 mod fast;
@@ -24,12 +27,14 @@ pub mod scan;
 pub mod shape;
 pub mod sse;
 
-pub use error::{ErrorFormat, LimitUnit, Refusal, ShedReason, TooLarge};
+pub use error::{ErrorFormat, Refusal, ShedReason};
 pub use event::{Dialect, EventKind, StreamEvent};
+pub use limit::{KeyLimit, LimitUnit, TooLarge};
 pub use prefix::{Beginning, PromptParts, PromptPrefix};
 pub use request::RequestView;
 pub use request_error::RequestError;
 pub use response::{Answer, FinishReason, TokenUsage, UpstreamError};
 pub use rewrite::{EditPoints, EditedBody, Edits, UsageEdit};
 pub use route::Route;
+pub use route_hint::RouteHint;
 pub use shape::{PromptShape, TextShape};

@@ -17,6 +17,9 @@ impl Version {
     /// The version whose surface was compared with a running server; the default of the simulator.
     pub const COMPARED: Self = Self::new(0, 32, 0);
 
+    /// The oldest version whose metrics are known, and which reports usage in streams.
+    pub const OLDEST: Self = Self::new(0, 6, 0);
+
     /// `MAJOR.MINOR.PATCH`
     pub const fn new(major: u16, minor: u16, patch: u16) -> Self {
         Self { major, minor, patch }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::history::History;
 use super::journal::{Journal, Record, Setup};
 use super::lifecycle::{Lifecycle, Step};
 use super::spec::EngineSpec;
@@ -39,6 +40,7 @@ pub(crate) struct EngineState {
     pub(crate) detail: String,
     /// Adapters that were taken out of the configuration and may still be loaded.
     pub(crate) unwanted: Vec<String>,
+    pub(crate) history: History,
 }
 
 /// One engine: everything that its task and its effects share.
@@ -77,6 +79,7 @@ impl EngineContext {
             since: Instant::now(),
             detail: String::new(),
             unwanted: Vec::new(),
+            history: History::default(),
         };
         Self {
             driver,

@@ -163,20 +163,27 @@ async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
     if stopped.memory_back == Some(false) {
         tracing::warn!(backend = %name, "its device's memory is not back to what it was before");
     }
-    context.state.lock().trace = None;
+    let mut state = context.state.lock();
+    state.trace = None;
+    state.history.stopped();
     Ok(())
 }
 
 async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let (name, settings) = (context.spec().name.clone(), context.settings());
     context.expect_ready();
+    context.state.lock().history.starting();
     // Adapters were checked when the change was requested; see `load_adapters` for a failure now.
     let notices = context.driver.check(&settings).await?;
     for notice in notices {
         tracing::warn!(backend = %name, "{notice}");
     }
     let trace = context.driver.start(&settings).await?;
-    context.state.lock().trace = Some(trace);
+    {
+        let mut state = context.state.lock();
+        state.history.running(&trace);
+        state.trace = Some(trace);
+    }
     if let Err(error) = context.write_journal().await {
         tracing::error!(backend = %name, %error, "the journal cannot be written");
     }

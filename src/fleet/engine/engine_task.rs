@@ -149,6 +149,7 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
         }
     }
     let mut state = context.state.lock();
+    state.history.ended(step, &event);
     let changing = state.lifecycle.change.is_some();
     state.lifecycle.on(event, &spec.restart_rules(), now_ms());
     if let Some(ended) = state.lifecycle.ended.as_ref().filter(|_| changing && state.lifecycle.change.is_none()) {

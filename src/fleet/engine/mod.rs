@@ -9,6 +9,7 @@ mod checks;
 mod client;
 pub(crate) mod context;
 mod effects;
+mod history;
 pub(crate) mod engine_task;
 pub(crate) mod journal;
 pub(crate) mod lifecycle;

@@ -31,6 +31,9 @@ pub(super) async fn recover(context: &EngineContext) {
     };
     let difference = record.as_ref().map_or(Difference::None, |record| difference(record, &spec));
     let mut state = context.state.lock();
+    if let Some(engine) = &found {
+        state.history.running(engine);
+    }
     state.trace = found;
     state.start_took = record.as_ref().and_then(|record| record.start_ms).map(Duration::from_millis);
     let (golden, previous) = match record {

@@ -40,6 +40,13 @@ pub struct EngineView {
     pub waits: Option<String>,
     /// Unplanned restarts within fleet.restart_window.
     pub restarts: usize,
+    /// Starts after the first of this gateway, planned or not.
+    pub restarts_total: u64,
+    /// How often it died, hung or did not come up.
+    pub crashes_total: u64,
+    /// When the engine that runs was started, seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<f64>,
     /// The last failure, while it still matters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -87,6 +94,9 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         last_change: life.ended.as_ref().map(LastChange::from),
         waits: life.blocked.as_ref().map(ToString::to_string),
         restarts: life.restarts_within(&spec.restart_rules(), now_ms()),
+        restarts_total: state.history.restarts,
+        crashes_total: state.history.crashes,
+        started: state.history.started,
         why: life.why.clone(),
     }
 }

@@ -1,7 +1,7 @@
 //! `[auth]`: who may send requests, for which models, how many.
 //!
 //! A key itself is never in the configuration: only its SHA-256, so that a leaked file opens nothing. Without keys the
-//! gateway is open, and a warning says so. Names of keys are for logs; they are unique.
+//! gateway is open, and a warning says so unless only this machine reaches it. Names of keys are for logs; they are unique.
 
 use super::limits;
 use super::model::ModelScope;
@@ -13,8 +13,8 @@ use sluice_core::base::Tokens;
 table! {
     /// Who may use the gateway.
     pub struct Auth {
-        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Without one, every client that reaches `server.admin` may
-        /// change the gateway; web pages may not.
+        /// Bearer token of the admin API: "env:NAME" or "file:PATH". Needed when `server.admin` is not on loopback. Without one,
+        /// every user of this machine may change the gateway; web pages may not.
         pub admin_token: Option<Secret> = optional("none").example("env:SLUICE_ADMIN_TOKEN");
         /// One table per client key. Without any, every client that reaches `server.listen` may send requests.
         pub keys: Vec<Key> = tables(limits::MAX_KEYS);
@@ -44,7 +44,8 @@ table! {
     pub struct KeyLimit {
         /// Requests at once, waiting ones included.
         pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
-        /// Requests per minute.
+        /// Requests per minute. At once, from idle, ten of them or those of ten seconds, whichever is more; never more than those
+        /// of a minute.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
         /// Sequences at once, waiting ones included: prompts or inputs of a request times n or best_of. A request above it by
         /// itself: 400.

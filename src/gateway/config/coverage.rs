@@ -26,7 +26,9 @@ struct Candidate<'c> {
 pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     let candidate = |(index, pool)| {
         let path = format!("pool[{index}]");
-        let sound = ["models", "prompt_tokens"].iter().all(|key| report.is_sound(&format!("{path}.{key}")));
+        let sound = ["models", "prompt_tokens"]
+            .iter()
+            .all(|key| report.is_sound(&format!("{path}.{key}")) && !report.is_misspelt(&path, key));
         Candidate { pool, path, sound }
     };
     let candidates: Vec<Candidate<'_>> = config.pools.iter().enumerate().map(candidate).collect();

@@ -54,7 +54,7 @@ pub enum Situation {
     OutOfRange { found: String, min: String, max: String },
     #[error("{found} entries, but at most {max} are supported")]
     TooMany { found: usize, max: usize },
-    #[error("'{found}' is not an address; write one such as \"127.0.0.1:8080\" or \"[::]:8080\"")]
+    #[error("'{found}' is not an address; write one such as \"127.0.0.1:8080\", or \":8080\" for all networks")]
     Address { found: String },
 
     #[error("the text is empty")]
@@ -188,6 +188,8 @@ pub enum Situation {
     FileMissing { path: String },
     #[error("there is no folder {path} (relative paths start at the configuration file's folder)")]
     FolderMissing { path: String },
+    #[error("{path} is a folder; write the name of a file")]
+    IsFolder { path: String },
 
     #[error("cannot use {path}: {reason}")]
     PemFile { path: String, reason: String },
@@ -221,7 +223,10 @@ pub enum Situation {
     KeyForAllUsers { path: String, mode: String },
     #[error("no client keys: every client that reaches {listen} may send requests; add keys to [auth]")]
     Open { listen: String },
-    #[error("no admin_token: every client that reaches {admin} may change the gateway; set auth.admin_token")]
+    #[error(
+        "missing, and server.admin ({admin}) is not on loopback: every machine that reaches it could change the gateway; \
+         set it to \"env:NAME\" or \"file:PATH\", or let server.admin begin with 127.0.0.1"
+    )]
     AdminOpen { admin: String },
     #[error("a secret in plain text; write \"env:NAME\" or \"file:PATH\" instead")]
     PlainSecret,
@@ -239,7 +244,6 @@ impl Situation {
         matches!(
             self,
             Self::Open { .. }
-                | Self::AdminOpen { .. }
                 | Self::PlainSecret
                 | Self::PlainSecretInCommand
                 | Self::AffinityIsLeastWork

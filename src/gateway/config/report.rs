@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use super::file::{Document, Entry, Table, Value};
 use super::machine::Machine;
 use super::origin::{Origin, Origins};
-use super::problem::{Problem, Situation};
+use super::problem::{Problem, Situation, Suggestion};
 
 /// What a configuration takes from outside of its file.
 pub struct Surroundings<'s> {
@@ -112,6 +112,15 @@ impl<'s> Report<'s> {
         let below =
             |found: &str| found.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
         !self.problems.iter().any(|problem| !problem.situation().is_warning() && below(problem.path()))
+    }
+
+    /// Whether an unknown key of the table at `path` was probably meant to be `key`.
+    pub(super) fn is_misspelt(&self, path: &str, key: &str) -> bool {
+        let in_table = |found: &str| {
+            found.strip_prefix(path).and_then(|rest| rest.strip_prefix('.')).is_some_and(|name| !name.contains('.'))
+        };
+        let means = |situation: &Situation| matches!(situation, Situation::UnknownKey { suggestion: Suggestion::Near(name) } if name == key);
+        self.problems.iter().any(|problem| in_table(problem.path()) && means(problem.situation()))
     }
 
     /// The position of `text` in the list at `path`.

@@ -15,7 +15,7 @@ use super::pool::{Policy, Pool};
 use super::problem::Situation;
 use super::report::{Claimed, Report};
 use super::root::Config;
-use super::server::{Server, Slo};
+use super::server::{AccessLog, LogTarget, Server, Slo};
 use super::tls::UpstreamTls;
 use super::value::Endpoint;
 use sluice_core::base::{ModelId, Period};
@@ -23,7 +23,7 @@ use sluice_core::base::{ModelId, Period};
 /// Applies every rule. Sets what depends on several keys: the objectives that pools inherit from `slo`, the TLS settings of
 /// backends, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
-    let Config { server, health, fleet, models, auth, pools, slo, tracing, .. } = config;
+    let Config { server, health, fleet, models, auth, pools, slo, access_log, tracing, .. } = config;
     if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
         && overlap(server.listen, server.admin)
     {
@@ -39,6 +39,7 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     check_body_memory(server, report);
     check_models(models, pools, report);
     check_auth(auth, server, report);
+    check_access_log(access_log.as_ref(), report);
     if pools.is_empty() && report.is_sound("pool") {
         report.add_at("pool", Situation::NoPool);
     }
@@ -125,11 +126,29 @@ fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
             report.add_at(&digest, Situation::SameKey { first: first.to_owned() });
         }
     }
-    if auth.keys.is_empty() && report.is_sound("auth.keys") {
+    if auth.keys.is_empty() && report.is_sound("auth.keys") && !is_loopback(server.listen) {
         report.add_at("auth.keys", Situation::Open { listen: server.listen.to_string() });
     }
-    if !report.is_written("auth.admin_token") && !server.admin.ip().is_loopback() {
+    if !report.is_written("auth.admin_token") && report.is_sound("server.admin") && !is_loopback(server.admin) {
         report.add_at("auth.admin_token", Situation::AdminOpen { admin: server.admin.to_string() });
+    }
+}
+
+/// Whether only this machine can reach it.
+fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// The gateway makes the file of the access log, but not its folder.
+fn check_access_log(access_log: Option<&AccessLog>, report: &mut Report<'_>) {
+    let Some(AccessLog { path: LogTarget::File(file), .. }) = access_log else { return };
+    if !report.is_sound("access_log.path") {
+        return;
+    }
+    if let Some(folder) = file.parent().filter(|folder| !folder.is_dir()) {
+        report.add_at("access_log.path", Situation::FolderMissing { path: folder.display().to_string() });
+    } else if file.is_dir() {
+        report.add_at("access_log.path", Situation::IsFolder { path: file.display().to_string() });
     }
 }
 

@@ -24,9 +24,12 @@ pub const DEFAULT_ADMIN: &str = "127.0.0.1:8081";
 table! {
     /// Sockets, threads and limits of the client side.
     pub struct Server {
-        /// Clients connect here. The default is reachable from this machine only; "0.0.0.0:8080" listens on all networks.
+        /// Clients connect here. The default is reachable from this machine only; ":8080" listens on all networks, as
+        /// "0.0.0.0:8080" does, and "[::]:8080" also with IPv6. `/health` is 200 while the gateway runs, `/ready` while every
+        /// pool has a backend that takes requests.
         pub listen: SocketAddr = default("127.0.0.1:8080").needs_restart();
-        /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot reach it.
+        /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot reach it. An address that other
+        /// machines reach needs `auth.admin_token`.
         pub admin: SocketAddr = default(DEFAULT_ADMIN).needs_restart();
         /// Larger request bodies get 413. Bodies are held in memory until they are sent. One million tokens of text are
         /// about 4 MB; the rest is room for images.
@@ -151,7 +154,9 @@ table! {
         pub probe_interval: Duration = duration("2s");
         /// How long a probe may take.
         pub probe_timeout: Duration = duration("2s");
-        /// Failures in a row (probes or requests) until a backend is ejected.
+        /// Failures in a row (probes or requests) until a backend is ejected; so does a failure of half of its last 32 requests.
+        /// The only ready backend of a pool is ejected if it refuses connections or hangs, but not for failed responses or
+        /// timeouts, which would turn some failures into an outage; it is shown as failing instead.
         pub failures: u32 = default("3").within("1", "1000");
         /// Time out of rotation after the first ejection; doubles with each ejection in a row.
         pub ejection_base: Duration = duration("5s");
@@ -166,7 +171,8 @@ table! {
 table! {
     /// Where one line per request goes.
     pub struct AccessLog {
-        /// A file, or "-" for stderr.
+        /// A file in a folder that exists, or "-" for stderr. To rotate it, rename it and send SIGUSR1; without the signal the
+        /// gateway notices within a second, when there are lines to write.
         pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
         /// Share of requests that are written.
         pub sample: f64 = default("1.0").within("0", "1");

@@ -221,7 +221,12 @@ impl Scalar for Duration {
 impl Scalar for SocketAddr {
     fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
         let text = String::parse(written, report)?;
-        text.replace("localhost:", "127.0.0.1:").parse().map_err(|_| Situation::Address { found: text })
+        let whole = match (text.strip_prefix("localhost:"), text.strip_prefix(':')) {
+            (Some(port), _) => format!("127.0.0.1:{port}"),
+            (_, Some(port)) => format!("0.0.0.0:{port}"),
+            _ => text.clone(),
+        };
+        whole.parse().map_err(|_| Situation::Address { found: text })
     }
 
     fn text(&self, _: &Names) -> String {

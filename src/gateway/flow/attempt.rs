@@ -2,12 +2,14 @@
 //!
 //! Shared by `forward.rs`, which decides about another attempt, and `pump.rs`, which passes a response on.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 
 use tokio::time::{Instant, sleep_until};
 
 use super::exchange::{Downstream, ExchangeError, ResponseHead};
+use super::faults;
 use super::record::{Outcome, RetryReason, Stage, UpstreamFault};
 use crate::pool::{BackendFault, Lease};
 use sluice_core::openai::Refusal;
@@ -88,26 +90,26 @@ pub(super) enum WaitError {
 
 impl WaitError {
     /// What it means for the request, after reporting what the backend is to blame for to its health.
-    pub(super) fn into_result<X>(self, lease: &Lease) -> AttemptResult<X> {
-        let failure = |fault| lease.failure(fault, Instant::now());
+    pub(super) fn into_result<X>(self, lease: &Lease, request_id: &str) -> AttemptResult<X> {
+        let failure = |fault, why: &dyn Display| faults::report(lease, fault, request_id, why, Instant::now());
         match self {
             // The keep-alive race: no fault.
             Self::Stale => AttemptResult::upstream_error(RetryReason::StaleConnection, UpstreamFault::Broken),
-            Self::Broken(ExchangeError::NotTaken) => Self::TimedOut(Stage::Send).into_result(lease),
+            Self::Broken(ExchangeError::NotTaken) => Self::TimedOut(Stage::Send).into_result(lease, request_id),
             Self::Broken(error) => {
-                tracing::debug!(backend = %lease.name(), %error, "attempt failed");
                 if matches!(error, ExchangeError::Connect(_)) {
-                    failure(BackendFault::Connect);
+                    failure(BackendFault::Connect, &error);
                     return AttemptResult::upstream_error(RetryReason::Connect, UpstreamFault::Connect);
                 }
-                failure(BackendFault::Response);
+                failure(BackendFault::Response, &error);
                 AttemptResult::upstream_error(RetryReason::Broken, UpstreamFault::Broken)
             }
             Self::ClientGone => AttemptResult::Finished,
             Self::Hung => AttemptResult::upstream_error(RetryReason::Hung, UpstreamFault::Hung),
             Self::TimedOut(stage) => {
-                failure(BackendFault::Timeout);
-                AttemptResult::failed(RetryReason::Timeout, Outcome::Timeout(stage))
+                let outcome = Outcome::Timeout(stage);
+                failure(BackendFault::Timeout, &format_args!("timeout ({})", outcome.detail()));
+                AttemptResult::failed(RetryReason::Timeout, outcome)
             }
         }
     }

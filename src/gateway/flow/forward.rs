@@ -35,6 +35,7 @@ use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, gua
 use super::classify;
 use super::copies::{CopyQueue, PendingCopies};
 use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
+use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
 use super::pump::{Pump, ResponseContext};
@@ -280,10 +281,10 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                     record.retries.push(RetryReason::StaleConnection);
                     connection = Connection::New;
                 }
-                Err(error) => return error.into_result(lease),
+                Err(error) => return error.into_result(lease, &record.request_id),
             }
         };
-        if is_unavailable(response.head.status, lease) || self.lacks_model(response.head.status) {
+        if is_unavailable(response.head.status, lease, &record.request_id) || self.lacks_model(response.head.status) {
             let outcome = Outcome::UpstreamError(UpstreamFault::Status);
             let (reason, response) = (RetryReason::Status, Some(response));
             return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None });
@@ -292,7 +293,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
             let error =
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
-            return WaitError::Broken(error).into_result(lease);
+            return WaitError::Broken(error).into_result(lease, &record.request_id);
         }
         let Backends { abort, .. } = self.backends;
         let times = (response.sent, deadline);
@@ -407,9 +408,10 @@ fn is_unknown_model<X>(failed: &FailedAttempt<X>) -> bool {
 }
 
 /// Whether another backend should be tried after this status. A 502 also counts against the health of this one.
-fn is_unavailable(status: StatusCode, lease: &Lease) -> bool {
+fn is_unavailable(status: StatusCode, lease: &Lease, request_id: &str) -> bool {
     if status == StatusCode::BAD_GATEWAY {
-        lease.failure(BackendFault::Response, Instant::now());
+        let why = format_args!("status {}", status.as_u16());
+        faults::report(lease, BackendFault::Response, request_id, &why, Instant::now());
     }
     matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }

@@ -8,9 +8,10 @@
 //! prompts times `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
 //!
 //! Limits on rate use the generic cell rate algorithm (ITU-T I.371). Each request moves the key's due time on by `60 s / rate`,
-//! and is refused if the due time would then be more than [`BURST`] ahead of the clock. For a limit on tokens, a request moves
-//! the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be used at once. The
-//! algorithm is exact and needs one timestamp per key and rate, and no timer.
+//! and is refused if the due time would then be too far ahead of the clock: further than [`BURST`], and than [`BURST_REQUESTS`]
+//! requests take, or all of a minute if these are fewer. So a key with 2 requests per minute may send both at once. For a limit
+//! on tokens, a request moves the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be
+//! used at once. The algorithm is exact and needs one timestamp per key and rate, and no timer.
 //!
 //! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
 
@@ -28,10 +29,12 @@ use tokio::time::Instant;
 use crate::config::{Auth, Key};
 use crate::pool::Need;
 use sluice_core::base::ModelId;
-use sluice_core::openai::{LimitUnit, TooLarge};
+use sluice_core::openai::{KeyLimit, LimitUnit, TooLarge};
 
 /// How much of a key's rate may be used at once.
 const BURST: Duration = Duration::from_secs(10);
+/// Requests that may be sent at once, where the rate allows so many in a minute.
+const BURST_REQUESTS: u32 = 10;
 /// The unit of time of the rates.
 const MINUTE: Duration = Duration::from_secs(60);
 /// `Retry-After` when a limit on concurrency is exceeded: the smallest value that the header allows.
@@ -69,6 +72,8 @@ pub enum KeyError {
 /// A limit of the key is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyLimitExceeded {
+    /// The limit.
+    pub limit: KeyLimit,
     /// When to try again.
     pub retry_after: Duration,
 }
@@ -162,13 +167,14 @@ impl ApiKey {
         let used = self.counters.in_flight.fetch_add(1, Ordering::AcqRel);
         let (key, counters) = (Arc::clone(&self.key), Arc::clone(&self.counters));
         let counted = InFlight { key, counters, sequences: 0, tokens: 0 };
-        if self.key.limit.in_flight.is_some_and(|limit| used >= limit) {
-            return Err(KeyLimitExceeded { retry_after: SOON });
+        if let Some(limit) = self.key.limit.in_flight.filter(|limit| used >= *limit) {
+            return Err(KeyLimitExceeded { limit: KeyLimit::InFlight(limit.into()), retry_after: SOON });
         }
         if let Some(rate) = self.key.limit.requests_per_minute {
             let interval = MINUTE / rate.max(1);
-            // At least one interval is allowed, so that the first request is never refused.
-            advance(&self.counters.due, interval, BURST.max(interval), now)?;
+            let burst = BURST.max(interval * rate.clamp(1, BURST_REQUESTS));
+            let exceeded = |retry_after| KeyLimitExceeded { limit: KeyLimit::RequestRate(rate.into()), retry_after };
+            advance(&self.counters.due, interval, burst, now).map_err(exceeded)?;
         }
         Ok(counted)
     }
@@ -192,30 +198,29 @@ impl InFlight {
         (self.sequences, self.tokens) = (sequences, tokens);
         let sequences_used = counters.sequences.fetch_add(sequences, Ordering::AcqRel).saturating_add(sequences);
         let tokens_used = counters.tokens.fetch_add(tokens, Ordering::AcqRel).saturating_add(tokens);
-        let above = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used > limit);
-        if above(sequences_used, limits[0].2) || above(tokens_used, limits[1].2) {
-            return Err(KeyNeedError::Exceeded(KeyLimitExceeded { retry_after: SOON }));
+        let exceeded = |limit, retry_after| KeyNeedError::Exceeded(KeyLimitExceeded { limit, retry_after });
+        if let Some(limit) = limits[0].2.filter(|limit| sequences_used > *limit) {
+            return Err(exceeded(KeyLimit::Sequences(limit), SOON));
+        }
+        if let Some(limit) = limits[1].2.filter(|limit| tokens_used > *limit) {
+            return Err(exceeded(KeyLimit::Tokens(limit), SOON));
         }
         if let Some(rate) = limits[2].2 {
             let time = MINUTE.mul_f64(tokens as f64 / rate.max(1) as f64);
-            advance(&counters.tokens_due, time, MINUTE, now).map_err(KeyNeedError::Exceeded)?;
+            let advanced = advance(&counters.tokens_due, time, MINUTE, now);
+            advanced.map_err(|after| exceeded(KeyLimit::TokenRate(rate), after))?;
         }
         Ok(())
     }
 }
 
-/// Moves a due time on by `cost`, unless it would be more than `burst` ahead of the clock.
-fn advance(
-    due: &Mutex<Option<Instant>>,
-    cost: Duration,
-    burst: Duration,
-    now: Instant,
-) -> Result<(), KeyLimitExceeded> {
+/// Moves a due time on by `cost`, unless it would be more than `burst` ahead of the clock; the error is by how much.
+fn advance(due: &Mutex<Option<Instant>>, cost: Duration, burst: Duration, now: Instant) -> Result<(), Duration> {
     let mut due = due.lock();
     let next = due.map_or(now, |due| due.max(now)) + cost;
     let ahead = next.saturating_duration_since(now);
     if ahead > burst {
-        return Err(KeyLimitExceeded { retry_after: ahead - burst });
+        return Err(ahead - burst);
     }
     *due = Some(next);
     Ok(())
@@ -232,10 +237,10 @@ impl Drop for InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{KeyDigest, KeyLimit, ModelScope};
+    use crate::config::{self, KeyDigest, ModelScope};
     use sluice_core::base::Tokens;
 
-    fn auth(limit: KeyLimit) -> Auth {
+    fn auth(limit: config::KeyLimit) -> Auth {
         let key = Key {
             name: "team-a".to_owned(),
             sha256: KeyDigest::new(Sha256::digest(b"secret").into(), None),
@@ -252,7 +257,7 @@ mod tests {
 
     #[test]
     fn only_the_right_key_is_recognised_and_only_for_its_models() {
-        let ring = Keyring::new(&auth(KeyLimit::default()), &KeyUsage::default());
+        let ring = Keyring::new(&auth(config::KeyLimit::default()), &KeyUsage::default());
         assert_eq!(ring.authenticate(None).unwrap_err(), KeyError::Missing);
         assert_eq!(ring.authenticate(Some("Secret")).unwrap_err(), KeyError::Unknown);
         let key = known(&ring);
@@ -264,7 +269,7 @@ mod tests {
     #[test]
     fn requests_in_flight_are_counted_until_dropped_and_across_a_reload() {
         let usage = KeyUsage::default();
-        let limit = KeyLimit { in_flight: Some(1), ..KeyLimit::default() };
+        let limit = config::KeyLimit { in_flight: Some(1), ..config::KeyLimit::default() };
         let now = Instant::now();
         let first = known(&Keyring::new(&auth(limit.clone()), &usage)).start_request(now).unwrap();
         let reloaded = Keyring::new(&auth(limit), &usage);
@@ -276,15 +281,30 @@ mod tests {
 
     #[test]
     fn a_rate_allows_a_burst_and_then_its_pace() {
-        let limit = KeyLimit { requests_per_minute: Some(60), ..KeyLimit::default() };
+        let limit = config::KeyLimit { requests_per_minute: Some(60), ..config::KeyLimit::default() };
         let ring = Keyring::new(&auth(limit), &KeyUsage::default());
         let key = known(&ring);
         let start = Instant::now();
         let at_once = (0..100).take_while(|_| key.start_request(start).is_ok()).count();
         assert_eq!(at_once, 10);
-        assert_eq!(key.start_request(start).unwrap_err(), KeyLimitExceeded { retry_after: Duration::from_secs(1) });
+        let exceeded = KeyLimitExceeded { limit: KeyLimit::RequestRate(60), retry_after: Duration::from_secs(1) };
+        assert_eq!(key.start_request(start).unwrap_err(), exceeded);
         assert!(key.start_request(start + Duration::from_secs(1)).is_ok());
         assert!(key.start_request(start + Duration::from_secs(1)).is_err());
+    }
+
+    #[test]
+    fn a_small_rate_may_be_used_at_once_and_a_large_one_for_ten_seconds() {
+        let now = Instant::now();
+        for (rate, at_once) in [(1, 1), (2, 2), (7, 7), (10, 10), (30, 10), (60, 10), (600, 100)] {
+            let limit = config::KeyLimit { requests_per_minute: Some(rate), ..config::KeyLimit::default() };
+            let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
+            let found = (0..200).take_while(|_| key.start_request(now).is_ok()).count();
+            assert_eq!(found, at_once, "{rate} per minute");
+            let exceeded = key.start_request(now).unwrap_err();
+            assert_eq!(exceeded.limit, KeyLimit::RequestRate(rate.into()));
+            assert!(key.start_request(now + exceeded.retry_after).is_ok(), "{rate} per minute: after its retry_after");
+        }
     }
 
     fn need(slots: u32, tokens: u64) -> Need {
@@ -300,7 +320,7 @@ mod tests {
 
     #[test]
     fn sequences_and_tokens_are_counted_until_the_request_ends() {
-        let limit = KeyLimit { sequences: Some(8), tokens: Some(Tokens(1_000)), ..KeyLimit::default() };
+        let limit = config::KeyLimit { sequences: Some(8), tokens: Some(Tokens(1_000)), ..config::KeyLimit::default() };
         let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
         let now = Instant::now();
         let mut wide = key.start_request(now).unwrap();
@@ -316,11 +336,11 @@ mod tests {
 
     #[test]
     fn a_request_above_a_limit_by_itself_is_refused_with_the_limit() {
-        let limits = KeyLimit {
+        let limits = config::KeyLimit {
             sequences: Some(8),
             tokens: Some(Tokens(1_000)),
             tokens_per_minute: Some(Tokens(900)),
-            ..KeyLimit::default()
+            ..config::KeyLimit::default()
         };
         let key = known(&Keyring::new(&auth(limits), &KeyUsage::default()));
         assert_eq!(key.tokens_limit(), Some(900));
@@ -339,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_rate_of_tokens_allows_a_minute_s_worth_at_once_and_then_its_pace() {
-        let limit = KeyLimit { tokens_per_minute: Some(Tokens(6_000)), ..KeyLimit::default() };
+        let limit = config::KeyLimit { tokens_per_minute: Some(Tokens(6_000)), ..config::KeyLimit::default() };
         let key = known(&Keyring::new(&auth(limit), &KeyUsage::default()));
         let start = Instant::now();
         let take = |tokens, after: u64| {

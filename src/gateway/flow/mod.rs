@@ -38,6 +38,7 @@ mod assign;
 mod copies;
 mod prepare;
 mod admit;
+mod faults;
 mod attempt;
 mod response_meter;
 mod pump;

@@ -12,7 +12,7 @@ use super::assign::{self, ArmTarget};
 use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
-use super::keys::{ApiKey, InFlight, KeyNeedError};
+use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
 use super::record::{RecordGuard, Recorder, client_text};
 use super::respond::whole_seconds;
 use super::response_owners::{self, ResponseOwner, ResponseOwners};
@@ -76,7 +76,7 @@ pub(super) async fn prepare<R: Recorder>(
     let need = need(model.route, &view, estimate, sequences(&view), limits.into_iter().flatten().min());
     record.sequences = need.slots;
     if let Some(in_flight) = record.in_flight() {
-        in_flight.take(&need, incoming.arrived).map_err(key_refusal)?;
+        in_flight.take(&need, incoming.arrived).map_err(|error| key_refusal(key, error))?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     // A request that continues a stored response takes part in no experiment: only the backend with that response can serve it.
@@ -209,12 +209,15 @@ fn unknown_model(table: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Refu
 /// Counts the request against the key's limits on requests.
 pub(super) fn start_request(key: Option<&ApiKey>, arrived: Instant) -> Result<Option<InFlight>, Refusal> {
     let started = key.map(|key| key.start_request(arrived)).transpose();
-    started.map_err(|exceeded| key_refusal(KeyNeedError::Exceeded(exceeded)))
+    started.map_err(|exceeded| key_refusal(key, KeyNeedError::Exceeded(exceeded)))
 }
 
-fn key_refusal(error: KeyNeedError) -> Refusal {
+fn key_refusal(key: Option<&ApiKey>, error: KeyNeedError) -> Refusal {
     match error {
-        KeyNeedError::Exceeded(exceeded) => Refusal::KeyLimit { retry_after: whole_seconds(exceeded.retry_after) },
+        KeyNeedError::Exceeded(KeyLimitExceeded { limit, retry_after }) => {
+            let key = key.map(|key| key.name().to_string()).unwrap_or_default();
+            Refusal::KeyLimit { key, limit, retry_after: whole_seconds(retry_after) }
+        }
         KeyNeedError::TooLarge(limit) => Refusal::ExceedsKey(limit),
     }
 }

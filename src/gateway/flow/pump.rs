@@ -12,6 +12,7 @@
 //! Bounds: one chunk buffer, no larger than what the upstream side gathers; a backend may be silent for `timeouts.idle`;
 //! the downstream side limits how long a client may not read.
 
+use std::fmt::Display;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use super::attempt::{AttemptResult, BusyBackend, FailedAttempt};
-use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRequest};
+use super::exchange::{ClientGone, Downstream, Exchange, ExchangeError, ResponseHead, UpstreamRequest};
+use super::faults;
 use super::feedback::{Feedback, InjectedUsage};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
@@ -61,9 +63,10 @@ enum PumpEvent {
 }
 
 /// Why the backend does not complete a response.
-#[derive(Clone, Copy)]
 enum Interruption {
-    Broken,
+    Broken(ExchangeError),
+    /// The connection was closed in order, but the stream has no end marker: the engine was stopped.
+    Unfinished,
     Hung,
     Silent,
     /// The gateway stops, and its drain time is over.
@@ -183,10 +186,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             read = exchange.body(chunk) => match read {
                 Ok(true) => PumpEvent::Bytes,
                 Ok(false) => PumpEvent::End,
-                Err(error) => {
-                    tracing::debug!(backend = %self.lease.name(), %error, "response broke off");
-                    PumpEvent::Interrupted(Interruption::Broken)
-                }
+                Err(error) => PumpEvent::Interrupted(Interruption::Broken(error)),
             },
             () = self.down.gone() => PumpEvent::ClientGone,
             () = aborted => PumpEvent::Interrupted(self.why_aborted()),
@@ -263,8 +263,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// The backend's response is complete.
     async fn end<X>(&mut self, now: Instant) -> AttemptResult<X> {
         if self.meter.is_stream() && !self.meter.is_done() && self.meter.error().is_none() {
-            // The connection was closed in order, but the stream has no end marker: the engine was stopped.
-            return self.interrupted(Interruption::Broken, now).await;
+            return self.interrupted(Interruption::Unfinished, now).await;
         }
         self.complete(now).await
     }
@@ -276,7 +275,8 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         self.record.outcome = self.outcome();
         match self.record.outcome {
             Outcome::UpstreamError(_) if self.is_no_fault() => {}
-            Outcome::UpstreamError(_) => self.lease.failure(BackendFault::Response, now),
+            Outcome::UpstreamError(UpstreamFault::InStream) => self.fault(&"an error event in the stream", now),
+            Outcome::UpstreamError(_) => self.fault(&format_args!("status {}", self.status.as_u16()), now),
             _ => self.lease.success(),
         }
         // A client that closes as soon as it has the last event has received the whole stream.
@@ -307,6 +307,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
     }
 
+    /// Reports a failed response.
+    fn fault(&self, why: &dyn Display, now: Instant) {
+        faults::report(self.lease, BackendFault::Response, &self.record.request_id, why, now);
+    }
+
     /// Whether an upstream error does not count against the backend here: its own admission control, which is no fault,
     /// or a 502, which was counted when its head arrived.
     fn is_no_fault(&self) -> bool {
@@ -325,20 +330,27 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// The response cannot be completed: another backend if nothing was sent, otherwise an error event in the stream.
     async fn interrupted<X>(&mut self, why: Interruption, now: Instant) -> AttemptResult<X> {
         let nothing_sent = self.head.is_some();
-        let (reason, outcome) = match why {
+        let (reason, outcome) = match &why {
             // The 4xx counts as the response. An engine that refuses a body without reading it may reset the connection.
-            Interruption::Broken | Interruption::Silent if self.status.is_client_error() => {
+            Interruption::Broken(_) | Interruption::Unfinished | Interruption::Silent
+                if self.status.is_client_error() =>
+            {
                 return self.refused_without_body(now).await;
             }
             Interruption::Stopping => (RetryReason::Hung, Outcome::Timeout(Stage::Drain)),
             Interruption::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung)),
             Interruption::Silent => {
-                self.lease.failure(BackendFault::Timeout, now);
-                let stage = if nothing_sent { Stage::FirstByte } else { Stage::Idle };
-                (RetryReason::Timeout, Outcome::Timeout(stage))
+                let outcome = Outcome::Timeout(if nothing_sent { Stage::FirstByte } else { Stage::Idle });
+                let why = format_args!("timeout ({})", outcome.detail());
+                faults::report(self.lease, BackendFault::Timeout, &self.record.request_id, &why, now);
+                (RetryReason::Timeout, outcome)
             }
-            Interruption::Broken => {
-                self.lease.failure(BackendFault::Response, now);
+            Interruption::Broken(error) => {
+                self.fault(error, now);
+                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
+            }
+            Interruption::Unfinished => {
+                self.fault(&"the stream ended without its end marker", now);
                 (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
             }
         };
@@ -372,7 +384,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
         let failure = match why {
             Interruption::Hung | Interruption::Silent => StreamFailure::UpstreamIdle,
-            Interruption::Broken => StreamFailure::UpstreamBroke,
+            Interruption::Broken(_) | Interruption::Unfinished => StreamFailure::UpstreamBroke,
             Interruption::Stopping => StreamFailure::ShuttingDown,
         };
         let tail = self.meter.finish(now);

@@ -99,7 +99,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
     record.key = key.map(|key| Arc::clone(key.name()));
     record.start_in_flight(super::prepare::start_request(key, incoming.arrived)?);
     let path = incoming.path.split('?').next().unwrap_or_default();
-    let (id, _) = stored_response(path).ok_or(Refusal::UnknownRoute)?;
+    let (id, _) = stored_response(path).ok_or(Refusal::UnknownRoute { hint: None })?;
     let unknown = || Refusal::UnknownResponse { id: id.to_owned() };
     let (owner, address) = response_owners::locate(owners, admission, id, key).ok_or_else(unknown)?;
     (record.pool, record.backend) = (Some(owner.pool), Some(owner.backend));

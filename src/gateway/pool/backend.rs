@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::adapters::AdapterSlots;
 use super::capacity::{Allocation, BackendLimits, CapacityUsage, Fit, Need};
 use super::engine_load::{DecodeStart, EngineLoad, Learned};
+use super::fault_report::FaultLines;
 use super::health::BackendHealth;
 use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
@@ -104,6 +105,8 @@ pub(super) struct BackendState {
     /// Copies that run here; not in `used`.
     pub(super) copies: RunningCopies,
     pub(super) health: BackendHealth,
+    /// How much of its faults may be logged.
+    pub(super) fault_lines: FaultLines,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
     /// When its engine, which starts, is expected to be ready, if that is known.
@@ -145,6 +148,7 @@ impl BackendState {
             used: CapacityUsage::default(),
             copies: RunningCopies::default(),
             health: BackendHealth::default(),
+            fault_lines: FaultLines::default(),
             draining: false,
             cordon: Cordon::Open,
             ready_at: None,

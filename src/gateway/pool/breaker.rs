@@ -10,6 +10,25 @@ const SAMPLES_MIN: u32 = 20;
 /// The window of the failure rate, in requests (bits of the ring).
 const WINDOW: u32 = 32;
 
+/// Requests that must have been seen before a backend is called failing.
+const FAILING_MIN: u32 = 3;
+
+/// How the last requests of a backend ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecentAnswers {
+    /// Those that failed through the backend's fault.
+    pub failed: u32,
+    /// All, at most 32.
+    pub seen: u32,
+}
+
+impl RecentAnswers {
+    /// Whether most of them failed.
+    pub fn is_failing(self) -> bool {
+        self.seen >= FAILING_MIN && self.failed * 2 > self.seen
+    }
+}
+
 /// The recent outcomes of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Breaker {
@@ -33,6 +52,11 @@ impl Breaker {
         self.in_a_row >= limit || (self.seen >= SAMPLES_MIN && self.ring.count_ones() * 2 >= self.seen)
     }
 
+    /// How the last requests ended.
+    pub(super) fn recent(&self) -> RecentAnswers {
+        RecentAnswers { failed: self.ring.count_ones(), seen: self.seen }
+    }
+
     fn push(&mut self, failed: bool) {
         self.ring = (self.ring << 1) | u32::from(failed);
         self.seen = (self.seen + 1).min(WINDOW);
@@ -54,6 +78,19 @@ mod tests {
             breaker.failure(3)
         });
         assert_eq!(tripped, Some(19));
+    }
+
+    #[test]
+    fn a_backend_is_failing_when_most_of_its_recent_answers_failed() {
+        let recent = |answers: &[bool]| {
+            let mut breaker = Breaker::default();
+            answers.iter().for_each(|failed| breaker.push(*failed));
+            breaker.recent()
+        };
+        assert!(!recent(&[true, true]).is_failing(), "two say little");
+        assert!(recent(&[true, false, true]).is_failing());
+        assert!(!recent(&[true, false, true, false]).is_failing(), "half is not most");
+        assert_eq!(recent(&[true; 50]), RecentAnswers { failed: 32, seen: 32 });
     }
 
     #[test]

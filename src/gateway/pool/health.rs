@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, RecentAnswers};
 
 /// Thresholds and durations of health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,30 @@ pub enum BackendFault {
     Timeout,
     /// Requests in flight and no progress at all.
     Hung,
+}
+
+impl BackendFault {
+    /// What failed, for logs and the admin API.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Connect => "failed connections",
+            Self::Response => "failed responses",
+            Self::Timeout => "timeouts",
+            Self::Hung => "stalled streams",
+        }
+    }
+}
+
+/// What a failure did to the backend's place in rotation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing: it was counted, or the backend was out of rotation already.
+    #[default]
+    Counted,
+    /// Enough failures for an ejection, but no other backend of the pool is ready.
+    Spared,
+    /// The backend is out of rotation, at least for this long.
+    Ejected(Duration),
 }
 
 /// The health of a backend.
@@ -115,6 +139,11 @@ impl BackendHealth {
         }
     }
 
+    /// How its last requests ended, since its last ejection.
+    pub fn recent(&self) -> RecentAnswers {
+        self.breaker.recent()
+    }
+
     /// Not probed yet: a backend that a reload has just added may be up in a moment.
     pub fn is_untried(&self) -> bool {
         self.phase == Phase::Starting && self.probe_misses == 0
@@ -156,20 +185,22 @@ impl BackendHealth {
     ///
     /// A ready backend that is the only one is ejected for refused connections and hangs, not for failed responses or
     /// timeouts: ejecting it would turn some failures into an outage. In probation every failure ejects.
-    pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) {
+    pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) -> Verdict {
         self.successes = 0;
         let tripped = self.breaker.failure(rules.request_failures) || fault == BackendFault::Hung;
-        let ejectable = match self.phase {
-            Phase::Ready => tripped && !(only_one && matches!(fault, BackendFault::Response | BackendFault::Timeout)),
-            Phase::Probation => true,
-            Phase::Starting | Phase::Ejected { .. } | Phase::Down => false,
-        };
-        if ejectable {
-            let length = rules.eject_base.saturating_mul(1 << self.strikes.min(16)).min(rules.eject_max);
-            self.strikes = self.strikes.saturating_add(1);
-            self.breaker = Breaker::default();
-            self.phase = Phase::Ejected { until: now + length, fault };
+        match self.phase {
+            Phase::Ready if !tripped => return Verdict::Counted,
+            Phase::Ready if only_one && matches!(fault, BackendFault::Response | BackendFault::Timeout) => {
+                return Verdict::Spared;
+            }
+            Phase::Ready | Phase::Probation => {}
+            Phase::Starting | Phase::Ejected { .. } | Phase::Down => return Verdict::Counted,
         }
+        let length = rules.eject_base.saturating_mul(1 << self.strikes.min(16)).min(rules.eject_max);
+        self.strikes = self.strikes.saturating_add(1);
+        self.breaker = Breaker::default();
+        self.phase = Phase::Ejected { until: now + length, fault };
+        Verdict::Ejected(length)
     }
 }
 
@@ -237,8 +268,11 @@ mod tests {
             (BackendFault::Hung, true),
         ] {
             let mut health = ready(now);
-            (0..3).for_each(|_| health.failure(fault, true, &RULES, now));
+            let verdicts = [(); 3].map(|()| health.failure(fault, true, &RULES, now));
             assert_eq!(matches!(health.phase(), Phase::Ejected { .. }), ejected, "{fault:?}");
+            assert_eq!(verdicts.contains(&Verdict::Ejected(RULES.eject_base)), ejected, "{fault:?}");
+            assert_eq!(verdicts[2] == Verdict::Spared, !ejected, "{fault:?}");
+            assert_eq!(health.recent().is_failing(), !ejected, "{fault:?}");
         }
     }
 
@@ -275,9 +309,15 @@ mod tests {
                         }
                         1 => health.probe_missed(&RULES),
                         2 => health.success(),
-                        3 => health.failure(BackendFault::Connect, false, &RULES, now),
-                        4 => health.failure(BackendFault::Response, true, &RULES, now),
-                        5 => health.failure(BackendFault::Hung, true, &RULES, now),
+                        3 => {
+                            health.failure(BackendFault::Connect, false, &RULES, now);
+                        }
+                        4 => {
+                            health.failure(BackendFault::Response, true, &RULES, now);
+                        }
+                        5 => {
+                            health.failure(BackendFault::Hung, true, &RULES, now);
+                        }
                         _ => now += Duration::from_secs(1),
                     }
                     rest /= events;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::ClientWait;
 use super::engine_load::DecodeStart;
+use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
 use super::queue::WaiterId;
@@ -32,7 +33,7 @@ pub struct Lease {
     released: bool,
     /// Since its first token.
     decoding: Option<DecodeStart>,
-    /// The serial of a copy, which holds nothing that a request could use: reports about it are ignored.
+    /// The serial of a copy, which holds nothing that a request could use: reports about its backend are ignored.
     copy: Option<u64>,
 }
 
@@ -104,6 +105,9 @@ impl Lease {
 
     /// The first token was seen: returns prefill tokens and the permit. Idempotent.
     pub fn first_token(&mut self) {
+        if let Some(serial) = self.copy {
+            self.shared.end_prefill_of_copy(self.grant.backend, serial);
+        }
         if self.released {
             return;
         }
@@ -155,9 +159,10 @@ impl Lease {
     }
 
     /// Reports a fault of the backend.
-    pub fn failure(&self, fault: BackendFault, now: Instant) {
-        if !self.released {
-            self.shared.failure(self.grant.backend, fault, now);
+    pub fn failure(&self, fault: BackendFault, now: Instant) -> FaultReport {
+        match self.released {
+            true => FaultReport::default(),
+            false => self.shared.failure(self.grant.backend, fault, now),
         }
     }
 }

@@ -11,8 +11,9 @@ use super::capacity::{BackendLimits, CapacityUsage, Fit, Need};
 struct RunningCopy {
     /// Different from that of every other copy.
     serial: u64,
-    /// What it takes until its end, its prefill share included: it has no lease that could return that earlier.
     need: Need,
+    /// Its first token was seen: it no longer takes a prefill share.
+    decodes: bool,
     _cut: DropGuard,
 }
 
@@ -40,14 +41,22 @@ impl RunningCopies {
     pub(super) fn fit(&self, used: &CapacityUsage, limits: &BackendLimits, need: &Need) -> bool {
         let mut all = *used;
         for copy in &self.0 {
-            all.take(limits, &copy.need);
+            let mut taken = all.take(limits, &copy.need);
+            if copy.decodes {
+                all.end_prefill(&mut taken);
+            }
         }
         all.fit(limits, need) == Fit::Room
     }
 
     /// Adds a copy, until `cut` is cancelled.
     pub(super) fn add(&mut self, serial: u64, need: Need, cut: CancellationToken) {
-        self.0.push(RunningCopy { serial, need, _cut: cut.drop_guard() });
+        self.0.push(RunningCopy { serial, need, decodes: false, _cut: cut.drop_guard() });
+    }
+
+    /// The first token of the copy with this serial was seen.
+    pub(super) fn end_prefill(&mut self, serial: u64) {
+        self.0.iter_mut().filter(|copy| copy.serial == serial).for_each(|copy| copy.decodes = true);
     }
 
     /// Cuts the latest copies until a request has room beside the others.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
+use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
 use super::queue::WaiterId;
@@ -62,6 +63,12 @@ impl SharedState {
 
     pub(super) fn release(&self, backend: BackendId, allocation: Allocation) {
         self.update(|state, wakers| state.release(backend, allocation, wakers));
+    }
+
+    pub(super) fn end_prefill_of_copy(&self, backend: BackendId, serial: u64) {
+        if let Some(found) = self.state.lock().backend_mut(backend) {
+            found.copies.end_prefill(serial);
+        }
     }
 
     pub(super) fn end_copy(&self, backend: BackendId, serial: u64) {
@@ -129,7 +136,7 @@ impl SharedState {
         });
     }
 
-    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
-        self.update(|state, _| state.failure(backend, fault, now));
+    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {
+        self.update(|state, _| state.failure(backend, fault, now))
     }
 }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::backend::BackendState;
 use super::capacity::Allocation;
 use super::drain_rate::DrainRate;
+use super::fault_report::FaultReport;
 use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
 use super::prefix::PrefixTable;
@@ -385,13 +386,13 @@ impl AdmissionState {
         (before != after).then_some((before, after))
     }
 
-    pub(super) fn failure(&mut self, backend: BackendId, fault: BackendFault, now: Instant) {
+    pub(super) fn failure(&mut self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {
         let rules = self.rules;
-        let Some(pool) = self.backend(backend).map(|b| b.pool) else { return };
+        let Some(pool) = self.backend(backend).map(|b| b.pool) else { return FaultReport::default() };
         let only_one = !self.members(pool).iter().any(|id| *id != backend && self.is_ready(*id));
-        if let Some(found) = self.backend_mut(backend) {
-            found.health.failure(fault, only_one, &rules, now);
-        }
+        let Some(found) = self.backend_mut(backend) else { return FaultReport::default() };
+        let verdict = found.health.failure(fault, only_one, &rules, now);
+        FaultReport { verdict, line: found.fault_lines.take(now) }
     }
 
     fn is_ready(&self, backend: BackendId) -> bool {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::backend::Cordon;
+use super::breaker::RecentAnswers;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::health::Phase;
 use super::spec::Address;
@@ -40,6 +41,8 @@ pub struct BackendView {
     pub weight: f64,
     /// Its health.
     pub phase: Phase,
+    /// How its last requests ended.
+    pub recent: RecentAnswers,
     /// Taken out of rotation by the operator.
     pub draining: bool,
     /// Set by the process that runs its engine.
@@ -107,6 +110,7 @@ impl AdmissionState {
                     address: Arc::clone(&b.address),
                     weight: b.weight,
                     phase: b.health.phase(),
+                    recent: b.health.recent(),
                     draining: b.draining,
                     cordon: b.cordon,
                     removed: b.removed,

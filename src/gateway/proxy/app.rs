@@ -38,7 +38,7 @@ use crate::flow::{
     Downstream, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, ResponseHead, RoutingTable, refuse,
 };
 use crate::telemetry::Telemetry;
-use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason};
+use sluice_core::openai::{ErrorFormat, Refusal, Route, RouteHint, ShedReason};
 
 /// Paths that the gateway serves itself, with GET and HEAD.
 const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
@@ -301,11 +301,13 @@ impl Gateway {
     fn not_a_route(&self, session: &ServerSession, table: &RoutingTable) -> Refusal {
         let request = session.req_header();
         if !LOCAL_PATHS.contains(&request.uri.path()) {
-            return Refusal::UnknownRoute;
+            return Refusal::UnknownRoute { hint: RouteHint::of(request.uri.path()) };
         }
         match request.method {
             // Only the list of models requires a key.
-            Method::GET | Method::HEAD => authenticate(session, table).err().unwrap_or(Refusal::UnknownRoute),
+            Method::GET | Method::HEAD => {
+                authenticate(session, table).err().unwrap_or(Refusal::UnknownRoute { hint: None })
+            }
             _ => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
         }
     }

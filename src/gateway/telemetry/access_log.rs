@@ -100,7 +100,7 @@ struct State {
 
 /// Where batches of lines go.
 pub(super) trait Output: Send + 'static {
-    /// Writes whole lines. `reopen`: the file was asked to be opened anew.
+    /// Writes whole lines, or none. `reopen`: the file was asked to be opened anew.
     fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()>;
 }
 
@@ -139,9 +139,10 @@ impl AccessLogWriter {
         self.running.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Opens the file anew before the next line.
+    /// Opens the file anew, if its path names another one by now; soon, whether lines come or not.
     pub fn reopen(&self) {
         self.running.shared.state.lock().reopen = true;
+        self.running.shared.wake.notify_one();
     }
 
     /// Waits until all lines taken so far are written, at most 5 s.
@@ -192,13 +193,13 @@ impl Shared {
         let mut failing = false;
         loop {
             let mut state = self.state.lock();
-            while state.buffer.is_empty() && !state.closing {
+            while state.buffer.is_empty() && !state.closing && !state.reopen {
                 self.wake.wait(&mut state);
             }
-            if state.buffer.is_empty() {
+            if state.buffer.is_empty() && state.closing {
                 return;
             }
-            if !state.closing && !state.flush_now && state.buffer.len() < BATCH_BYTES {
+            if !state.closing && !state.flush_now && !state.reopen && state.buffer.len() < BATCH_BYTES {
                 self.wake.wait_for(&mut state, LINGER);
             }
             std::mem::swap(&mut state.buffer, &mut batch);

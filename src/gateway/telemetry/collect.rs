@@ -22,17 +22,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prometheus::proto::{LabelPair, Metric};
-use prometheus::{Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
+use prometheus::{GaugeVec, Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
+use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
 use super::exposition::PoolViews;
 use super::families;
+use super::finished::{LastRequests, RequestView};
 use super::gauges::Scrape;
-use super::recent::MinuteStats;
+use super::history::Resolution;
+use super::history_report::{self, HistoryReport};
+use super::recent::{MinuteStats, verdict};
 use super::series::{self, PoolSeries, Series, SeriesTable};
 #[cfg(feature = "otel")]
 use super::traces::Exporter;
@@ -50,10 +55,14 @@ pub struct Telemetry {
     overhead_connect: Histogram,
     reloads: IntCounterVec,
     certificates: IntGaugeVec,
+    slo_targets: GaugeVec,
     access_log: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
     #[cfg(feature = "otel")]
     traces: Option<Exporter>,
+    /// The beginning of the history.
+    started: Instant,
+    finished: LastRequests,
 }
 
 /// Why telemetry cannot start.
@@ -102,6 +111,7 @@ impl Telemetry {
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
         let certificates = series::gauges(&registry, &families::CERTIFICATE_EXPIRY);
+        let slo_targets = series::gauges(&registry, &families::SLO_TARGET);
         for result in ["ok", "failed"] {
             reloads.with_label_values(&[result]);
         }
@@ -112,10 +122,13 @@ impl Telemetry {
             table,
             reloads,
             certificates,
+            slo_targets,
             access_log,
             observer: OnceLock::new(),
             #[cfg(feature = "otel")]
             traces: None,
+            started: Instant::now(),
+            finished: LastRequests::default(),
         }
     }
 
@@ -127,6 +140,16 @@ impl Telemetry {
     /// Shows the experiments, which `view` reads, on the metrics page. Called once.
     pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
         series::register(&self.registry, Experiments::new(view));
+    }
+
+    /// Shows the engines that the gateway runs, which `view` reads, on the metrics page; `phases` are all that one can be in.
+    /// Called once.
+    pub fn show_engines(
+        &self,
+        phases: Vec<&'static str>,
+        view: impl Fn() -> Vec<EngineMetrics> + Send + Sync + 'static,
+    ) {
+        series::register(&self.registry, Engines::new(phases, view));
     }
 
     /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record that is counted. Called
@@ -142,12 +165,15 @@ impl Telemetry {
     }
 
     /// Takes over which pools of a configuration have objectives, and the dates of its certificates. The counters of its
-    /// pools exist from here on, at zero,
-    /// so that a rate sees their first step.
+    /// pools exist from here on, at zero, so that a rate sees their first step.
     pub fn configured(&self, config: &Config) {
+        self.slo_targets.reset();
         for pool in &config.pools {
             let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
             self.table.pool(Some(&pool.name.as_str().into())).has_objectives.store(has_objectives, Ordering::Relaxed);
+            if has_objectives {
+                self.slo_targets.with_label_values(&[&pool.name]).set(pool.slo.attainment);
+            }
         }
         self.certificates.reset();
         for file in config.own_certificates() {
@@ -177,6 +203,31 @@ impl Telemetry {
     /// The last minute of a pool's own traffic; empty for a pool that has seen none.
     pub fn minute(&self, pool: &str) -> MinuteStats {
         self.table.pool(Some(&pool.into())).recent.minute(Instant::now())
+    }
+
+    /// The last five minutes or the last hour, by class and pool.
+    pub fn history(&self, resolution: Resolution) -> HistoryReport {
+        history_report::report(&self.table.histories(), resolution, self.started.elapsed())
+    }
+
+    /// The last finished requests with this id, the client's or the one sent upstream; the latest first.
+    pub fn requests(&self, id: &str) -> Vec<RequestView> {
+        self.finished.with_id(id)
+    }
+
+    /// The last requests that were shed or failed, the latest first, at most [`FAILURES_MAX`](super::FAILURES_MAX).
+    pub fn failures(&self, most: usize) -> Vec<RequestView> {
+        self.finished.failures(most)
+    }
+
+    /// The slowest of the last finished requests.
+    pub fn slowest(&self, most: usize) -> Vec<RequestView> {
+        self.finished.slowest(most)
+    }
+
+    /// How many finished requests can be looked up, at most [`FINISHED_MAX`](super::FINISHED_MAX), and when the oldest was over.
+    pub fn finished(&self) -> (usize, Option<Timestamp>) {
+        self.finished.kept()
     }
 
     /// Counts a reload of the configuration.
@@ -267,7 +318,14 @@ impl Telemetry {
             series.home.shed(reason).inc();
         }
         let has_objectives = series.home.has_objectives.load(Ordering::Relaxed);
-        series.home.recent.add(record, has_objectives, Instant::now());
+        let met = verdict(record, has_objectives);
+        if let Some(met) = met {
+            series.home.judged(met).inc();
+        }
+        let now = Instant::now();
+        series.home.recent.add(record, met, now);
+        series.history.history.lock().add(record, now.saturating_duration_since(self.started));
+        self.finished.add(record, Timestamp::now());
     }
 }
 

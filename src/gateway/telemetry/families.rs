@@ -117,10 +117,14 @@ families! {
         "Estimated prompt and output tokens of the requests in flight";
     PREFILL_TOKENS: "sluice_prefill_tokens" MetricKind::Gauge, BACKEND,
         "Estimated prompt tokens of requests in prefill, that is, before their first token";
+    LONG_PREFILLS_MAX: "sluice_long_prefills_max" MetricKind::Gauge, BACKEND,
+        "Prefill permits of a backend: long_prefix.slots; absent where long prompts are not limited";
     LONG_PREFILLS: "sluice_long_prefills" MetricKind::Gauge, BACKEND,
         "Long prompts in prefill, each holding a permit";
     QUEUE_LENGTH: "sluice_queue_length" MetricKind::Gauge, &["pool"],
         "Requests waiting in the pool's queue";
+    QUEUE_LENGTH_MAX: "sluice_queue_length_max" MetricKind::Gauge, &["pool"],
+        "How many requests may wait in the pool's queue: queue.length";
     SHED: "sluice_shed_total" MetricKind::Counter, &["pool", "reason"],
         "Requests refused early for want of capacity; by home pool";
     SPILL: "sluice_spill_total" MetricKind::Counter, &["from", "to"],
@@ -129,12 +133,25 @@ families! {
         "Repeated attempts by reason and by the pool of the last attempt";
     BACKEND_STATE: "sluice_backend_state" MetricKind::Gauge, &["pool", "backend", "state"],
         "1 for the state a backend is in, 0 for every other";
+    ENGINE_RESTARTS: "sluice_engine_restarts_total" MetricKind::Counter, BACKEND,
+        "Starts after the first of an engine that the gateway runs, planned or not, since the gateway started";
+    ENGINE_CRASHES: "sluice_engine_crashes_total" MetricKind::Counter, BACKEND,
+        "How often an engine that the gateway runs died, hung or did not come up, since the gateway started";
+    ENGINE_PHASE: "sluice_engine_phase" MetricKind::Gauge, &["pool", "backend", "phase"],
+        "1 for the phase an engine that the gateway runs is in (start, warm_up, serve, drain, backoff, hold, ...), 0 for \
+         every other";
+    ENGINE_START: "sluice_engine_start_seconds" MetricKind::Gauge, BACKEND,
+        "When an engine that the gateway runs was started, seconds since 1970; absent while none runs";
     OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
         "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
          time in the queue has its own family";
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
         "Share of generating requests at home in the pool that met all its objectives, decaying with a time constant of \
          5 min; refused requests and clients that left do not count; absent after 15 min without requests";
+    SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result"],
+        "The requests that attainment counts, by home pool: met all its objectives, or missed one or failed";
+    SLO_TARGET: "sluice_slo_attainment_target" MetricKind::Gauge, &["pool"],
+        "Share that should meet them: slo.attainment; absent for a pool without objectives";
     EXPERIMENT_STATE: "sluice_experiment_state" MetricKind::Gauge, &["experiment", "state"],
         "1 for the state of an experiment (running, stopped, promoted), 0 for every other";
     EXPERIMENT_EXPOSURE: "sluice_experiment_exposure" MetricKind::Gauge, &["experiment"],

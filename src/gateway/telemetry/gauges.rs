@@ -56,7 +56,9 @@ impl Scrape {
         access_log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Self {
         let own = [
+            families::LONG_PREFILLS_MAX,
             families::QUEUE_LENGTH,
+            families::QUEUE_LENGTH_MAX,
             families::BACKEND_STATE,
             families::SLO_ATTAINMENT,
             families::ACCESS_LOG_DROPPED,
@@ -83,6 +85,8 @@ impl Scrape {
             .collect();
         let waiting = pools.iter().map(|p| gauge(&families::QUEUE_LENGTH, &[&p.name], p.queue_length as f64)).collect();
         pages.push(family_of(&families::QUEUE_LENGTH, MetricType::GAUGE, waiting));
+        pages.push(family_of(&families::QUEUE_LENGTH_MAX, MetricType::GAUGE, pools.iter().map(queue_limit).collect()));
+        pages.push(family_of(&families::LONG_PREFILLS_MAX, MetricType::GAUGE, permits(&pools)));
         pages.push(family_of(&families::BACKEND_STATE, MetricType::GAUGE, states(&pools)));
         let attained = (self.attainment)();
         let attained = attained.iter().map(|(pool, share)| gauge(&families::SLO_ATTAINMENT, &[pool], *share)).collect();
@@ -114,6 +118,18 @@ fn distinct(pool: &PoolView) -> impl Iterator<Item = &BackendView> {
         };
         (!hidden).then_some(backend)
     })
+}
+
+fn queue_limit(pool: &PoolView) -> Metric {
+    gauge(&families::QUEUE_LENGTH_MAX, &[&pool.name], pool.queue_limit as f64)
+}
+
+fn permits(pools: &[PoolView]) -> Vec<Metric> {
+    let limited = backends(pools).filter_map(|(pool, backend)| {
+        let permits = f64::from(backend.limits.long_prefix?.slots);
+        Some(gauge(&families::LONG_PREFILLS_MAX, &[&pool.name, &backend.name], permits))
+    });
+    limited.collect()
 }
 
 fn states(pools: &[PoolView]) -> Vec<Metric> {

@@ -1,8 +1,9 @@
 //! What the operator sees: metrics, the access log, the gateway's own log.
 //!
 //! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
-//! last minute for the live page · [`access_log`] writes one JSON line per sampled request · `traces` sends spans to a
-//! collector · [`log`] configures the gateway's own log.
+//! last minute for `sluice status` · [`history`] has the last hour and [`finished`] the last requests for the live page ·
+//! [`access_log`] writes one JSON line per sampled request · `traces` sends spans to a collector · [`log`] configures the
+//! gateway's own log.
 //!
 //! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
 //! lock that is held across I/O; when the access log cannot keep up, lines are dropped and counted. What admission
@@ -14,12 +15,17 @@ pub mod families;
 pub mod log;
 pub mod recent;
 
+mod finished;
+mod span;
+mod history;
+mod history_report;
 mod buckets;
 mod exposition;
 mod gauges;
 mod clients;
 mod experiments;
 mod tuner;
+mod engines;
 #[cfg(feature = "otel")]
 mod traces;
 mod line;
@@ -34,6 +40,10 @@ mod tests;
 pub use access_log::{AccessLogError, AccessLogWriter};
 pub use clients::ClientView;
 pub use collect::{Telemetry, TelemetryError};
+pub use engines::EngineMetrics;
 pub use exposition::PoolViews;
+pub use finished::{FAILURES_MAX, FINISHED_MAX, RequestView};
+pub use history::Resolution;
+pub use history_report::{EstimateAccuracy, HistoryReport, HistoryRow, PartsOfGroup, Points, Tails, TtftParts};
 pub use recent::{MinuteStats, Quantiles};
 pub use tuner::TunerView;

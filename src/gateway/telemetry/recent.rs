@@ -29,7 +29,7 @@ const BIN_FLOOR: f64 = 1e-4;
 /// Bins per doubling.
 const BINS_PER_OCTAVE: f64 = 8.0;
 /// 0.1 ms to about 1,600 s; beyond it the last bin.
-const BINS: usize = 192;
+pub(super) const BINS: usize = 192;
 /// Time constant of the attainment, seconds.
 const ATTAINMENT_SECONDS: f64 = 300.0;
 /// An attainment without any new request for this long is no longer shown.
@@ -123,11 +123,11 @@ impl Recent {
         Self { window: Mutex::new(Window { epoch: now, slots, attainment }) }
     }
 
-    /// Counts a request. `has_objectives`: its home pool has some.
-    pub(super) fn add(&self, record: &Record, has_objectives: bool, now: Instant) {
+    /// Counts a request. `met`: its [`verdict`].
+    pub(super) fn add(&self, record: &Record, met: Option<bool>, now: Instant) {
         let mut window = self.window.lock();
         window.slot(now).add(record);
-        if let Some(met) = verdict(record, has_objectives) {
+        if let Some(met) = met {
             window.attainment.add(met, now);
         }
     }
@@ -142,8 +142,8 @@ impl Recent {
 }
 
 /// Whether a request met its objectives; `None` when it says nothing about that. One that failed or was shed
-/// before anything could be measured is a miss wherever there was something to meet.
-fn verdict(record: &Record, has_objectives: bool) -> Option<bool> {
+/// before anything could be measured is a miss wherever there was something to meet. `has_objectives`: its home pool has some.
+pub(super) fn verdict(record: &Record, has_objectives: bool) -> Option<bool> {
     match record.outcome {
         _ if !record.generates() => None,
         Outcome::Refused | Outcome::ClientGone => None,
@@ -219,10 +219,16 @@ impl Slot {
     }
 }
 
-fn bin(time: Duration) -> usize {
+/// The bin of a time.
+pub(super) fn bin(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() / BIN_FLOOR).log2();
     // A time below the floor has a negative number of octaves and saturates to the first bin.
     ((octaves * BINS_PER_OCTAVE) as usize).min(BINS - 1)
+}
+
+/// The geometric middle of a bin, milliseconds.
+pub(super) fn middle_ms(bin: usize) -> f64 {
+    BIN_FLOOR * 1e3 * ((bin as f64 + 0.5) / BINS_PER_OCTAVE).exp2()
 }
 
 fn quantiles<'a>(rows: impl Iterator<Item = &'a [u32; BINS]>) -> Option<Quantiles> {
@@ -241,8 +247,7 @@ fn quantiles<'a>(rows: impl Iterator<Item = &'a [u32; BINS]>) -> Option<Quantile
             seen += bin;
             seen >= rank
         });
-        let middle = found.unwrap_or(BINS - 1) as f64 + 0.5;
-        BIN_FLOOR * 1e3 * (middle / BINS_PER_OCTAVE).exp2()
+        middle_ms(found.unwrap_or(BINS - 1))
     };
     Some(Quantiles { p50: quantile(0.5), p99: quantile(0.99), count })
 }
@@ -268,12 +273,16 @@ mod tests {
     use super::*;
     use sluice_core::openai::{Route, ShedReason};
 
+    fn add(recent: &Recent, record: &Record, has_objectives: bool, now: Instant) {
+        recent.add(record, verdict(record, has_objectives), now);
+    }
+
     #[test]
     fn quantiles_are_right_within_five_percent() {
         let now = Instant::now();
         let recent = Recent::new(now);
         for ms in 1..=1_000 {
-            recent.add(&completed(Duration::from_millis(ms), Duration::from_micros(5 * ms)), true, now);
+            add(&recent, &completed(Duration::from_millis(ms), Duration::from_micros(5 * ms)), true, now);
         }
         let minute = recent.minute(now + Duration::from_secs(10));
         let ttft = minute.ttft_ms.unwrap();
@@ -287,10 +296,11 @@ mod tests {
     fn the_window_forgets_after_a_minute() {
         let now = Instant::now();
         let recent = Recent::new(now);
-        recent.add(&completed(Duration::from_millis(10), Duration::from_millis(5)), true, now);
+        add(&recent, &completed(Duration::from_millis(10), Duration::from_millis(5)), true, now);
         let at = |seconds| recent.minute(now + Duration::from_secs(seconds)).completed;
         assert_eq!((at(0), at(59), at(60), at(100_000)), (1, 1, 0, 0));
-        recent.add(
+        add(
+            &recent,
             &completed(Duration::from_millis(10), Duration::from_millis(5)),
             true,
             now + Duration::from_secs(60),
@@ -304,17 +314,17 @@ mod tests {
         let recent = Recent::new(now);
         assert_eq!(recent.attainment(now), None);
         let judged = |outcome, met| Record { slo_met: Some(met), ..record(outcome) };
-        recent.add(&judged(Outcome::Completed, false), true, now);
-        recent.add(&judged(Outcome::ClientGone, false), true, now);
-        recent.add(&judged(Outcome::Refused, false), true, now);
+        add(&recent, &judged(Outcome::Completed, false), true, now);
+        add(&recent, &judged(Outcome::ClientGone, false), true, now);
+        add(&recent, &judged(Outcome::Refused, false), true, now);
         assert_eq!(recent.attainment(now), Some(0.0));
         let later = now + Duration::from_secs(300);
-        recent.add(&judged(Outcome::Completed, true), true, later);
+        add(&recent, &judged(Outcome::Completed, true), true, later);
         // Without objectives nothing can be missed.
-        recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), false, later);
+        add(&recent, &record(Outcome::Shed(ShedReason::QueueFull)), false, later);
         let share = recent.attainment(later).unwrap();
         assert!((share - 1.0 / (1.0 + (-1.0f64).exp())).abs() < 1e-9, "{share}");
-        recent.add(&record(Outcome::Shed(ShedReason::QueueFull)), true, later);
+        add(&recent, &record(Outcome::Shed(ShedReason::QueueFull)), true, later);
         assert!(recent.attainment(later).unwrap() < share);
         assert_eq!(recent.attainment(later + ATTAINMENT_STALE), None);
     }
@@ -324,10 +334,10 @@ mod tests {
         let now = Instant::now();
         let recent = Recent::new(now);
         let of = |route, outcome, met| Record { route: Some(route), slo_met: met, ..record(outcome) };
-        recent.add(&of(Route::ChatCompletions, Outcome::Completed, Some(false)), true, now);
+        add(&recent, &of(Route::ChatCompletions, Outcome::Completed, Some(false)), true, now);
         for route in Route::ALL.into_iter().filter(|route| !route.generates()) {
-            recent.add(&of(route, Outcome::Completed, Some(true)), true, now);
-            recent.add(&of(route, Outcome::Shed(ShedReason::QueueFull), None), true, now);
+            add(&recent, &of(route, Outcome::Completed, Some(true)), true, now);
+            add(&recent, &of(route, Outcome::Shed(ShedReason::QueueFull), None), true, now);
         }
         assert_eq!(recent.attainment(now), Some(0.0));
     }

@@ -4,7 +4,7 @@
 //! children of one combination (pool, model, arm, class) are resolved when it is first seen and kept together, and a
 //! request needs one look-up for all of them.
 //!
-//! Bounds: [`MAX_SERIES`] combinations and [`MAX_POOLS_SEEN`] pools, names of earlier configurations included; beyond
+//! Bounds: [`MAX_SERIES`] combinations, [`MAX_HISTORIES`] histories and [`MAX_POOLS_SEEN`] pools, names of earlier configurations included; beyond
 //! that requests are counted under the label "other" in every place, so totals stay right. One combination
 //! takes about 6 KiB.
 
@@ -12,13 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::core::{Atomic, GenericGaugeVec};
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
 
 use super::buckets::{GapCounts, GapHistograms};
 use super::exposition::pairs;
 use super::families::{self, Family, MetricKind};
 
+use super::history_report::PairHistory;
 use super::recent::Recent;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
@@ -29,6 +31,8 @@ use sluice_core::openai::{Route, ShedReason};
 const MAX_SERIES: usize = 2_048;
 /// Distinct pools, four times what one configuration may have, for the same reason.
 const MAX_POOLS_SEEN: usize = 256;
+/// Distinct pairs of class and pool with a history of an hour, usually of 200 KiB and never of more than 1.1 MiB each.
+const MAX_HISTORIES: usize = 64;
 /// The label of what is beyond those.
 const OTHER: &str = "other";
 /// The route of a request to a path that is not served.
@@ -82,6 +86,7 @@ pub(super) struct Series {
     pub(super) spill: Option<IntCounter>,
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
+    pub(super) history: Arc<PairHistory>,
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
@@ -93,6 +98,8 @@ pub(super) struct PoolSeries {
     pub(super) shed: [IntCounter; ShedReason::ALL.len()],
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
+    /// Requests that met their objectives, and those that did not.
+    pub(super) slo: [IntCounter; 2],
     /// Whether it has objectives, in the configuration in force.
     pub(super) has_objectives: AtomicBool,
 }
@@ -100,6 +107,11 @@ pub(super) struct PoolSeries {
 impl PoolSeries {
     pub(super) fn shed(&self, reason: ShedReason) -> &IntCounter {
         &self.shed[ShedReason::ALL.iter().position(|one| *one == reason).unwrap_or(0)]
+    }
+
+    /// The counter of requests with this verdict.
+    pub(super) fn judged(&self, met: bool) -> &IntCounter {
+        &self.slo[usize::from(!met)]
     }
 
     pub(super) fn retried(&self, reason: RetryReason) -> &IntCounter {
@@ -124,8 +136,11 @@ pub(super) struct SeriesTable {
     shed: IntCounterVec,
     spill: IntCounterVec,
     retries: IntCounterVec,
+    slo: IntCounterVec,
     series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
+    /// By class and pool.
+    histories: Bounded<[Option<Arc<str>>; 2], PairHistory>,
 }
 
 impl SeriesTable {
@@ -148,8 +163,10 @@ impl SeriesTable {
             shed: counters(registry, &families::SHED),
             spill: counters(registry, &families::SPILL),
             retries: counters(registry, &families::RETRIES),
+            slo: counters(registry, &families::SLO_REQUESTS),
             series: Bounded::new(MAX_SERIES),
             pools: Bounded::new(MAX_POOLS_SEEN),
+            histories: Bounded::new(MAX_HISTORIES),
         }
     }
 
@@ -166,6 +183,20 @@ impl SeriesTable {
     /// Every pool that has been seen, in no order.
     pub(super) fn pools(&self) -> Vec<Arc<PoolSeries>> {
         self.pools.all()
+    }
+
+    /// The history of every pair of class and pool, in no order.
+    pub(super) fn histories(&self) -> Vec<Arc<PairHistory>> {
+        self.histories.all()
+    }
+
+    fn history(&self, labels: &SeriesLabels) -> Arc<PairHistory> {
+        let other = || [Some(OTHER.into()), Some(OTHER.into())];
+        self.histories.get([labels.class.clone(), labels.pool.clone()], other, |[class, pool]| PairHistory {
+            class: class.clone().unwrap_or_default(),
+            pool: pool.clone().unwrap_or_default(),
+            history: parking_lot::Mutex::default(),
+        })
     }
 
     /// The counter of requests that ended like this one.
@@ -209,6 +240,7 @@ impl SeriesTable {
             spill: spilled.then(|| self.spill.with_label_values(&[class, pool])),
             home: self.pool(labels.class.as_ref()),
             ran_in: self.pool(labels.pool.as_ref()),
+            history: self.history(labels),
             labels: labels.clone(),
             requests: [const { OnceLock::new() }; ROUTES * OUTCOMES],
         }
@@ -221,6 +253,7 @@ impl SeriesTable {
             shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
             retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
             recent: Recent::new(Instant::now()),
+            slo: ["met", "missed"].map(|result| self.slo.with_label_values(&[name, result])),
             has_objectives: AtomicBool::new(false),
         }
     }
@@ -289,8 +322,9 @@ pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
     vec
 }
 
-pub(super) fn gauges(registry: &Registry, family: &Family) -> IntGaugeVec {
-    let vec = IntGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
+/// Gauges of whole numbers (`AtomicI64`) or of any (`AtomicF64`).
+pub(super) fn gauges<N: Atomic + 'static>(registry: &Registry, family: &Family) -> GenericGaugeVec<N> {
+    let vec = GenericGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
     register(registry, vec.clone());
     vec
 }

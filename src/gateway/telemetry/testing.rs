@@ -110,3 +110,50 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
         spill: vec![],
     }
 }
+
+/// Backends and models of a large deployment: pairs of pools, one for short and one for long prompts, with these many backends
+/// each; every pair serves these many models. 200 backends and 50 models.
+pub const PAIRS: usize = 25;
+pub const BACKENDS_OF_A_POOL: usize = 4;
+pub const MODELS_OF_A_PAIR: usize = 2;
+
+/// Its pools.
+pub fn large_admission(now: Instant) -> Arc<Admission> {
+    let rules = HealthRules {
+        probe_failures: 1,
+        request_failures: 3,
+        eject_base: Duration::from_secs(1),
+        eject_max: Duration::from_secs(30),
+    };
+    let pool = |name: String| {
+        let mut pool = spec(&name, "gpu0", 8000);
+        let first = pool.backends.remove(0);
+        pool.backends.extend((0..BACKENDS_OF_A_POOL).map(|index| BackendSpec {
+            name: format!("{name}-gpu{index}").into(),
+            address: Arc::clone(&first.address),
+            ..first
+        }));
+        pool
+    };
+    let pools: Vec<PoolSpec> =
+        (0..PAIRS).flat_map(|pair| ["short", "long"].map(|kind| pool(format!("{kind}-{pair}")))).collect();
+    let admission = Admission::new(now, rules, 1);
+    admission.apply(&pools, rules, now);
+    admission
+}
+
+/// A request of each kind there: short, long, and long in the short pool, of every model.
+pub fn large_traffic() -> Vec<Record> {
+    let of_model = |model: usize| {
+        let pool = |kind: &str| -> Arc<str> { format!("{kind}-{}", model / MODELS_OF_A_PAIR).into() };
+        let placed = |home: &str, ran: &str| Record {
+            model: Some(format!("model-{model}").into()),
+            home: Some(pool(home)),
+            pool: Some(pool(ran)),
+            backend: Some(format!("{}-gpu0", pool(ran)).into()),
+            ..completed(Duration::from_millis(30), Duration::from_millis(6))
+        };
+        [placed("short", "short"), placed("long", "long"), placed("long", "short")]
+    };
+    (0..PAIRS * MODELS_OF_A_PAIR).flat_map(of_model).collect()
+}

@@ -164,6 +164,27 @@ fn the_tuner_gets_every_record_that_is_counted_and_is_on_the_page() {
     }
 }
 
+fn engine() -> EngineMetrics {
+    let (pool, backend, phase) = ("short".to_owned(), "a".to_owned(), "serve".to_owned());
+    EngineMetrics { pool, backend, phase, restarts: 2, crashes: 1, started: None }
+}
+
+#[test]
+fn an_engine_shows_its_phase_among_all_and_no_start_while_none_runs() {
+    let telemetry = telemetry();
+    telemetry.show_engines(vec!["start", "serve"], || vec![engine()]);
+    let page = telemetry.page();
+    for (series, wanted) in [
+        ("sluice_engine_restarts_total{backend=\"a\",pool=\"short\"}", 2.0),
+        ("sluice_engine_crashes_total{backend=\"a\",pool=\"short\"}", 1.0),
+        ("sluice_engine_phase{backend=\"a\",phase=\"serve\",pool=\"short\"}", 1.0),
+        ("sluice_engine_phase{backend=\"a\",phase=\"start\",pool=\"short\"}", 0.0),
+    ] {
+        assert_eq!(value(&page, series), wanted, "{series}");
+    }
+    assert!(!page.contains("sluice_engine_start_seconds"), "{page}");
+}
+
 #[test]
 fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
     let telemetry = telemetry();
@@ -180,9 +201,11 @@ fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
 fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let telemetry = telemetry();
     mixed().iter().for_each(|record| telemetry.record(record));
+    telemetry.configured(&with_objectives());
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
     telemetry.show_experiments(|| vec![experiment()]);
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
+    telemetry.show_engines(vec!["serve"], || vec![EngineMetrics { started: Some(1.0), ..engine() }]);
     let page = telemetry.page();
     // `traces/tests.rs` has the families of traces, which are absent without a collector.
     for family in families::ALL.iter().filter(|family| !family.name.starts_with("sluice_trace")) {
@@ -261,6 +284,34 @@ fn calls_that_generate_nothing_do_not_count_as_generating_ones() {
     }
     let other = "sluice_other_request_duration_seconds_count{model=\"llama\",pool=\"short\",route=\"tokenize\"}";
     assert_eq!(value(&page, other), 1.0);
+}
+
+/// A configuration whose pool has objectives.
+fn with_objectives() -> Config {
+    let text = "[slo]\nttft = \"1s\"\nattainment = 0.95\n[[model]]\nname = \"llama\"\n[[pool]]\nname = \"short\"\n\
+                [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    Config::parse(text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
+}
+
+#[test]
+fn requests_are_counted_by_whether_they_met_their_objectives() {
+    let telemetry = telemetry();
+    telemetry.record(&record(Outcome::Shed(ShedReason::QueueFull)));
+    let met = "sluice_slo_requests_total{pool=\"short\",result=\"met\"}";
+    let missed = "sluice_slo_requests_total{pool=\"short\",result=\"missed\"}";
+    let page = telemetry.page();
+    // Without objectives nothing can be missed.
+    assert_eq!([value(&page, met), value(&page, missed)], [0.0, 0.0]);
+    assert!(!page.contains("sluice_slo_attainment_target"));
+    telemetry.configured(&with_objectives());
+    mixed().iter().for_each(|record| telemetry.record(record));
+    let page = telemetry.page();
+    // Missed: one judged so, one shed, two failed. The client that left, the refused one and the call to tokenize do not count;
+    // nor does the long one, whose home is another pool.
+    assert_eq!([value(&page, met), value(&page, missed)], [3.0, 4.0]);
+    assert_eq!(value(&page, "sluice_slo_attainment_target{pool=\"short\"}"), 0.95);
+    assert!(!page.contains("sluice_slo_requests_total{pool=\"\""));
 }
 
 #[test]

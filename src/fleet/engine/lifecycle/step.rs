@@ -38,6 +38,23 @@ pub enum Step {
 }
 
 impl Step {
+    /// Every step.
+    pub const ALL: [Self; 13] = [
+        Self::Recover,
+        Self::Off,
+        Self::Adopt,
+        Self::Drain,
+        Self::Stop,
+        Self::Start,
+        Self::Adapters,
+        Self::Golden,
+        Self::WarmUp,
+        Self::Ramp,
+        Self::Serve,
+        Self::Backoff,
+        Self::Hold,
+    ];
+
     /// The name in the admin API and in the journal.
     pub fn label(self) -> &'static str {
         match self {

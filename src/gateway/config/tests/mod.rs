@@ -156,10 +156,3 @@ fn backend_ids_are_consecutive_over_all_pools() {
     assert_eq!(config.model_named("alias"), config.model_named("m"));
     assert_eq!(config.pool_named("long").map(sluice_core::base::PoolId::index), Some(1));
 }
-
-#[test]
-fn an_open_gateway_is_warned_about() {
-    let warnings = read(TWO_POOLS).unwrap().warnings;
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].to_string().contains("no client keys"));
-}

@@ -330,9 +330,45 @@ fn a_tokenizer_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn an_open_admin_port_without_a_token_gives_a_warning() {
-    let warnings = read_with(TWO_POOLS, &["server.admin=0.0.0.0:8081"]).unwrap().warnings;
-    assert!(warnings.iter().any(|warning| warning.to_string().contains("may change the gateway")), "{warnings:?}");
+fn an_admin_port_that_is_not_on_loopback_needs_a_token() {
+    for open in ["0.0.0.0:8081", ":8081", "10.0.0.5:8081", "[::]:8081"] {
+        one(&[&format!("server.admin={open}")], "auth.admin_token", "is not on loopback");
+        read_with(TWO_POOLS, &[&format!("server.admin={open}"), "auth.admin_token=secret"]).unwrap();
+    }
+    for local in ["127.0.0.2:8081", "localhost:9000", "[::1]:8081", "[::ffff:127.0.0.1]:8081"] {
+        read_with(TWO_POOLS, &[&format!("server.admin={local}")]).unwrap();
+    }
+}
+
+#[test]
+fn a_gateway_without_keys_is_worth_a_warning_only_where_other_machines_reach_it() {
+    let warnings = |listen: &str| read_with(TWO_POOLS, &[listen]).unwrap().warnings;
+    assert_eq!(warnings("server.listen=127.0.0.1:8080"), []);
+    let open = warnings("server.listen=:8080");
+    assert!(open.len() == 1 && open[0].to_string().contains("0.0.0.0:8080 may send requests"), "{open:?}");
+}
+
+#[test]
+fn an_access_log_needs_its_folder_and_is_a_file() {
+    one(&["access_log={path=\"logs/access.log\"}"], "access_log.path", "there is no folder /nowhere/logs");
+    one(&["access_log={path=\"/\"}"], "access_log.path", "/ is a folder");
+    let folder = tempfile::tempdir().unwrap();
+    let inside = |name: &str| format!("access_log.path={}", folder.path().join(name).display());
+    one(&[&inside("")], "access_log.path", "is a folder");
+    read_with(TWO_POOLS, &[&inside("new.log")]).unwrap();
+}
+
+#[test]
+fn a_misspelt_range_or_model_list_of_a_pool_is_one_problem() {
+    let misspelt = TWO_POOLS.replacen("prompt_tokens", "prompt_token", 1);
+    assert_ne!(misspelt, TWO_POOLS);
+    one_in(&misspelt, &[], "pool[0].prompt_token", "did you mean 'prompt_tokens'?");
+    let misspelt = TWO_POOLS.replacen("models =", "model =", 1);
+    assert_ne!(misspelt, TWO_POOLS);
+    one_in(&misspelt, &[], "pool[0].model", "did you mean 'models'?");
+    // Another unknown key hides no gap.
+    let errors = errors_with(&TWO_POOLS.replace("min = \"5k\"", "min = \"6k\""), &["pool.short.slotz=1"]);
+    assert_eq!(errors.len(), 2, "{errors:#?}");
 }
 
 #[test]

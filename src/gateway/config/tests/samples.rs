@@ -19,7 +19,9 @@ fn sample(name: &str) -> String {
 
 fn load(name: &str) -> Loaded {
     let folder = with_files();
-    let loaded = Config::parse(&sample(name), name, &[], &surroundings(folder.path()));
+    // The folder of a service's logs.
+    let text = sample(name).replace("/var/log/sluice", &folder.path().display().to_string());
+    let loaded = Config::parse(&text, name, &[], &surroundings(folder.path()));
     loaded.unwrap_or_else(|problems| panic!("config/{name}: {problems}"))
 }
 

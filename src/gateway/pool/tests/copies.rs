@@ -35,6 +35,20 @@ fn a_copy_takes_free_room_once_and_nothing_counts_it() {
 }
 
 #[test]
+fn a_copy_returns_its_permit_at_its_first_token() {
+    let (fixture, _) = one_backend(4);
+    let long = fixture.request(0, 16_000);
+    let mut first = fixture.admission.enter_copy(&long).expect("the permit is free");
+    assert!(fixture.admission.enter_copy(&long).is_none(), "one long prompt in prefill at once");
+    first.first_token();
+    first.first_token();
+    let _second = fixture.admission.enter_copy(&long).expect("the first copy decodes");
+    assert!(!is_cut(&first));
+    assert!(fixture.admission.enter_copy(&long).is_none());
+    fixture.admission.check_invariants().unwrap();
+}
+
+#[test]
 fn a_request_takes_the_room_of_the_latest_copy_at_once() {
     let (fixture, _) = one_backend(3);
     let copies = [0, 1].map(|_| fixture.admission.enter_copy(&fixture.request(0, 10)).unwrap());

@@ -108,12 +108,9 @@ fn exists(when: Condition, config: &SimConfig) -> bool {
     }
 }
 
-/// The routes of a server with their methods, for its log.
+/// The routes that a server answers, with their methods, for its log.
 pub(crate) fn listed(config: &SimConfig) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    let shown = |route: &&RouteSpec| {
-        !matches!(route.when, Condition::Sim | Condition::Embeddings) && exists(route.when, config)
-    };
-    ROUTES.iter().filter(shown).map(|route| (route.template, route.methods))
+    ROUTES.iter().filter(|route| exists(route.when, config)).map(|route| (route.template, route.methods))
 }
 
 /// The result of a lookup.
@@ -161,6 +158,21 @@ fn match_path<'a>(template: &str, path: &'a str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use crate::Profile;
+
+    #[test]
+    fn every_route_that_is_answered_is_listed_and_no_other() {
+        let plain = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
+        let generating = SimConfig { embeddings: false, ..plain.clone() };
+        for config in [plain, generating] {
+            let listed: Vec<&str> = listed(&config).map(|(path, _)| path).collect();
+            for route in ROUTES {
+                let path = route.template.replace(['{', '}'], "");
+                let answered = find(&config, &Method::OPTIONS, &path) != Target::Unknown;
+                assert_eq!(listed.contains(&route.template), answered, "{path}");
+            }
+            assert_eq!(listed.contains(&"/v1/embeddings"), config.embeddings);
+        }
+    }
 
     #[test]
     fn paths_are_found_as_in_the_framework() {

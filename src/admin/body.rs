@@ -1,0 +1,73 @@
+//! The bodies of responses: a text that is known when the response begins, or a stream of events that goes on until the client leaves.
+//!
+//! One enum, so that hyper serves both the same way. Bounds: a text is what the route made; a stream holds what
+//! [`events`](super::events) says.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+
+use super::connections::Progress;
+use super::events::EventStream;
+
+/// The body of a response.
+#[derive(Debug)]
+pub enum AdminBody {
+    /// All of it; `None` once it was taken.
+    Text(Option<Bytes>),
+    /// Events, one after another.
+    Events(EventStream),
+}
+
+impl AdminBody {
+    /// Lets a stream of events know the progress of its connection.
+    pub(super) fn watch(mut self, progress: Arc<Progress>) -> Self {
+        if let Self::Events(stream) = &mut self {
+            stream.watch(progress);
+        }
+        self
+    }
+}
+
+impl From<String> for AdminBody {
+    fn from(text: String) -> Self {
+        Self::Text(Some(text.into()))
+    }
+}
+
+impl From<&'static str> for AdminBody {
+    fn from(text: &'static str) -> Self {
+        Self::Text(Some(Bytes::from_static(text.as_bytes())))
+    }
+}
+
+impl Body for AdminBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut *self {
+            Self::Text(text) => {
+                Poll::Ready(text.take().filter(|text| !text.is_empty()).map(|text| Ok(Frame::data(text))))
+            }
+            Self::Events(stream) => stream.poll_next(cx).map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.as_ref().is_none_or(Bytes::is_empty),
+            Self::Events(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Self::Events(_) => SizeHint::default(),
+        }
+    }
+}

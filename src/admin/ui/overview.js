@@ -1,0 +1,196 @@
+// The overview: totals, pools with their backends, where the time before the first token goes, what was lost and why, models.
+import { h } from "./dom.js";
+import { NONE, count, percent, span, time, timeText, words } from "./units.js";
+import { act, backendAction } from "./actions.js";
+import { partsBar, partsLegend } from "./charts.js";
+import { failureTable } from "./requests.js";
+
+const STATES = { ready: "good", starting: "warn", probation: "warn", draining: "warn", ejected: "bad", down: "bad" };
+/** From this many backends on there is a filter. */
+const MANY = 12;
+/** From this share of failed or shed requests on a pool is marked. */
+const SOME_FAIL = .02, MOST_FAIL = .5;
+
+export function tile(value, unit, caption, kind) {
+  return h("div", { class: "tile" + (kind ? " " + kind : "") }, h("b", {}, value, unit && h("i", {}, unit)), h("small", {}, caption));
+}
+
+const timeTile = (ms, caption) => tile(...time(ms), caption);
+
+function bar(caption, { used, limit }, { loss, known } = {}) {
+  const limited = limit !== undefined && limit !== null, share = limited ? (limit ? used / limit : used ? 1 : 0) : 0;
+  // A full queue refuses requests; full slots or permits are limits that do their work.
+  const kind = share >= 1 && loss ? "full" : share >= .8 ? "high" : "";
+  return h("div", { class: known ? "bar-box known" : "bar-box" },
+    h("div", { class: "label" }, h("span", {}, caption), h("b", {}, limited ? `${count(used)} / ${count(limit)}` : count(used))),
+    h("div", { class: "track" }, h("div", { class: "fill " + kind, vars: { "--share": Math.min(100, share * 100).toFixed(1) + "%" } })));
+}
+
+export function overview(state, app) {
+  const { status, report } = state;
+  if (!status) return [h("div", { class: "card empty" }, "Waiting for the gateway.")];
+  const backends = status.pools.reduce((sum, pool) => sum + pool.backends.length, 0);
+  return [
+    totals(status),
+    backends >= MANY && filter(state, app, backends),
+    status.pools.map(pool => ({ pool, shown: matching(pool, state.view) })).filter(({ pool, shown }) => shown.length || !isFiltered(state.view) && !pool.backends.length)
+      .map(({ pool, shown }) => poolCard(pool, shown)),
+    h("div", { class: "two" }, report && firstToken(report), report && lost(report, app)),
+    report && models(report),
+  ];
+}
+
+function totals({ pools }) {
+  const sum = read => pools.reduce((all, pool) => all + read(pool), 0), minute = key => sum(pool => pool.last_minute[key]);
+  const judged = pools.filter(pool => pool.last_minute.attainment !== null);
+  const worst = judged.length ? Math.min(...judged.map(pool => pool.last_minute.attainment)) : null;
+  return h("section", { class: "card", "aria-label": "All pools" }, h("div", { class: "tiles" },
+    tile(count(minute("requests_per_second")), "/s", "requests"),
+    tile(count(sum(pool => pool.backends.reduce((all, one) => all + one.in_flight, 0))), "", "in flight"),
+    tile(count(sum(pool => pool.queue.used)), "", "waiting"),
+    tile(count(minute("prompt_tokens_per_second")), "tok/s", "prompt"),
+    tile(count(minute("generation_tokens_per_second")), "tok/s", "generated"),
+    tile(count(minute("spilled")), "/min", "spilled"),
+    tile(count(minute("shed")), "/min", "shed", minute("shed") ? "warn" : ""),
+    tile(count(minute("failed")), "/min", "failed", minute("failed") ? "bad" : ""),
+    tile(...(worst === null ? [NONE, ""] : [(worst * 100).toFixed(1), "%"]), judged.length > 1 ? "objectives met (worst)" : "objectives met")));
+}
+
+function filter({ view }, app, backends) {
+  const set = change => app.set(change);
+  return h("div", { class: "row" },
+    h("label", { class: "soft", for: "filter" }, `${backends} backends; show`),
+    h("input", { id: "filter", type: "search", placeholder: "name or address", oninput: event => set({ filter: event.target.value }) }),
+    h("label", { class: "row" }, h("input", { type: "checkbox", onchange: event => set({ troubled: event.target.checked }) }), "only those that are not ready"));
+}
+
+/** How a pool fares, as [kind, text]. */
+function health(pool) {
+  const present = pool.backends.filter(one => one.state !== "removed"), ready = present.filter(one => one.state === "ready").length;
+  const { failed, completed, shed } = pool.last_minute, failing = failed / Math.max(1, failed + completed), shedding = shed / Math.max(1, shed + failed + completed);
+  if (failing >= MOST_FAIL) return ["bad", "most requests fail"];
+  if (!ready) return ["bad", `0 of ${present.length} ready`];
+  if (failing >= SOME_FAIL) return ["warn", `${percent(failing, 0)} of requests fail`];
+  if (shedding >= SOME_FAIL) return ["warn", `${percent(shedding, 0)} of requests shed`];
+  return [ready === present.length ? "good" : "warn", `${ready} of ${present.length} ready`];
+}
+
+const isFiltered = view => Boolean(view.filter || view.troubled);
+
+/** The backends that the filter leaves. */
+function matching({ backends }, view) {
+  const wanted = (view.filter || "").toLowerCase();
+  return backends.filter(one => (one.name + " " + one.url).toLowerCase().includes(wanted) && (!view.troubled || one.state !== "ready"));
+}
+
+function poolCard(pool, shown) {
+  const minute = pool.last_minute, [kind, text] = health(pool), title = "pool-" + pool.name;
+  const ends = [["shed", minute.shed], ["failed", minute.failed], ["spilled", minute.spilled], ["client left", minute.client_gone], ["refused", minute.refused]];
+  const said = ends.filter(([, n]) => n).map(([what, n]) => `${count(n)} ${what}`).join(" · ");
+  return h("section", { class: "card", key: title, "aria-labelledby": title },
+    h("div", { class: "head" },
+      h("h2", { id: title }, pool.name), h("span", { class: "chip " + kind }, text), h("span", { class: "grow" }),
+      h("span", { class: "hint" }, "last minute: " + (said || "nothing shed, failed or spilled"))),
+    h("div", { class: "tiles" },
+      tile(count(minute.requests_per_second), "/s", "requests"),
+      timeTile(minute.ttft_ms?.p50, "TTFT P50"), timeTile(minute.ttft_ms?.p99, "TTFT P99"),
+      timeTile(minute.tpot_ms?.p50, "TPOT P50"), timeTile(minute.tpot_ms?.p99, "TPOT P99"),
+      tile(...(minute.attainment === null ? [NONE, ""] : [(minute.attainment * 100).toFixed(1), "%"]), "objectives met"),
+      bar("queue", pool.queue, { loss: true })),
+    h("table", { class: "engines" },
+      h("caption", { class: "unseen" }, `Backends of pool ${pool.name}`),
+      h("colgroup", {}, ["", "use", "use", "use", "speed", "actions"].map(kind => h("col", { class: kind }))),
+      h("thead", {}, h("tr", {}, ["Backend", "Slots", "Tokens", "Prefill", "Speed", ""].map(head =>
+        h("th", { scope: "col" }, head || h("span", { class: "unseen" }, "Actions"))))),
+      h("tbody", {}, shown.map(backend => backendRow(pool, backend)))),
+    shown.length < pool.backends.length && h("p", { class: "sub" }, `${pool.backends.length - shown.length} more do not match the filter.`));
+}
+
+function backendRow(pool, backend) {
+  const { engine, state } = backend, permits = backend.long_prefills.limit !== undefined;
+  const reasons = [backend.reason, engine?.why, engine?.waits && `waits: ${engine.waits}`].filter(Boolean);
+  const changing = engine && !["serve", "off"].includes(engine.step);
+  const phase = changing && `engine: ${words(engine.step)} for ${span(engine.seconds)}${engine.detail ? ", " + engine.detail : ""}`;
+  return h("tr", { key: backend.name },
+    h("td", { class: "name" },
+      h("div", { class: "row" }, h("b", {}, backend.name), h("span", { class: "chip " + (backend.failing ? "bad" : STATES[state] || "") }, state),
+        engine?.restarts > 0 && h("span", { class: "chip warn" }, `${engine.restarts} restart${engine.restarts > 1 ? "s" : ""}`)),
+      // Always there, so that what follows keeps its place and stays open.
+      h("div", {}, [...reasons, phase].filter(Boolean).map(text => h("div", { class: "reason" }, text))),
+      h("details", {}, h("summary", {}, "details"), facts(backend))),
+    h("td", { class: "use" }, bar("slots", backend.slots, { known: true })),
+    h("td", { class: "use" }, bar("tokens", backend.tokens, { known: true })),
+    h("td", { class: "use" }, permits && bar("permits", backend.long_prefills), (!permits || backend.prefill_tokens.limit !== undefined) && bar("tokens", backend.prefill_tokens)),
+    h("td", { class: "nowrap" },
+      h("div", {}, backend.tpot_ms ? `${backend.tpot_ms.toFixed(1)} ms/token` : NONE),
+      h("div", { class: "sub" }, `prefill ${count(backend.prefill_tokens_per_second)}/s`)),
+    h("td", { class: "actions" }, state !== "removed" && ["drain", "enable", "restart"].map(action => {
+      const fits = { drain: state !== "draining", enable: state === "draining" || engine?.step === "hold" || engine?.step === "backoff", restart: Boolean(engine) }[action];
+      return fits && h("button", {
+        type: "button", class: "small", "data-action": action, "aria-label": `${action} ${backend.name} of pool ${pool.name}`,
+        onclick: () => act(backendAction[action](pool.name, backend.name)),
+      }, action);
+    })));
+}
+
+function facts(backend) {
+  const { engine } = backend, last = engine?.last_change;
+  const rows = [
+    ["address", backend.url], ["weight", backend.weight], ["in flight", count(backend.in_flight)],
+    ["context", backend.max_model_len && `${count(backend.max_model_len)} tokens`],
+    ["permits for", backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
+    ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],
+    ["flags", engine?.settings], ["last good flags", engine?.last_good],
+    ["last change", last && `${last.id}: ${words(last.outcome)}${last.why ? ", " + last.why : ""}`],
+  ];
+  return h("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([key, value]) =>
+    [h("dt", {}, key), h("dd", { class: key.includes("flags") || key === "address" ? "mono" : undefined }, String(value))]));
+}
+
+function firstToken({ recent }) {
+  const rows = recent.classes.filter(row => row.ttft_parts);
+  const longest = Math.max(0, ...rows.flatMap(row => [row.ttft_parts.all.ttft, row.ttft_parts.slowest.ttft]));
+  const group = (row, key, caption) => [
+    h("span", { class: "sub" }, caption), partsBar(row.ttft_parts[key], longest, timeText),
+    h("span", { class: "num" }, timeText(row.ttft_parts[key].ttft))];
+  return h("section", { class: "card", "aria-labelledby": "first-token" },
+    h("div", { class: "head" }, h("h2", { id: "first-token" }, "Time to first token: where it goes"), h("span", { class: "grow" }), h("span", { class: "hint" }, "means, last 5 min")),
+    rows.length ? [partsLegend(), rows.map(row => [
+      h("h3", { class: "who" }, row.class || "no class"),
+      h("div", { class: "split" }, group(row, "all", "all"), group(row, "slowest", "slowest 5 %"))])]
+      : h("p", { class: "empty" }, "No streamed request in the last five minutes."));
+}
+
+/** Reasons of all classes together, the most frequent first. */
+function reasons(rows) {
+  const sums = new Map();
+  for (const row of rows) for (const [outcome, detail, n] of row.reasons) {
+    const key = `${words(outcome)}: ${words(detail)}`;
+    sums.set(key, (sums.get(key) || 0) + n);
+  }
+  return [...sums].sort((a, b) => b[1] - a[1]);
+}
+
+function lost({ recent, requests }, app) {
+  const found = reasons(recent.classes), retries = recent.classes.flatMap(row => row.retries).reduce((sum, [, n]) => sum + n, 0);
+  return h("section", { class: "card", "aria-labelledby": "lost" },
+    h("div", { class: "head" }, h("h2", { id: "lost" }, "Shed and failed"), h("span", { class: "grow" }), h("span", { class: "hint" }, "last 5 min")),
+    h("div", { class: "row" },
+      found.map(([what, n]) => h("span", { class: "chip " + (what.startsWith("shed") ? "warn" : "bad") }, `${count(n)} ${what}`)),
+      !found.length && h("span", { class: "chip good" }, "none"),
+      retries > 0 && h("span", { class: "chip" }, `${count(retries)} attempts repeated`)),
+    requests.failures.length ? failureTable(requests.failures.slice(0, 6), app) : h("p", { class: "empty" }, "No request was shed and none failed since the gateway was started."));
+}
+
+function models({ models: all }) {
+  return h("section", { class: "card", "aria-labelledby": "models" },
+    h("div", { class: "head" }, h("h2", { id: "models" }, "Models and adapters")),
+    all.length ? h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Models and adapters" }, h("table", {},
+      h("thead", {}, h("tr", {}, ["Name", "Kind", "Pools", "Served by"].map(head => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, all.map(model => h("tr", { key: model.name },
+        h("td", {}, h("b", {}, model.name), model.aliases && h("div", { class: "sub" }, "also " + model.aliases.join(", "))),
+        h("td", {}, model.adapter ? "LoRA adapter" : "model", !model.declared && h("div", { class: "sub" }, "reported by engines")),
+        h("td", {}, model.pools.join(", ") || NONE),
+        h("td", {}, h("span", { class: "chip " + (model.serving[0] === 0 ? "bad" : model.serving[0] < model.serving[1] ? "warn" : "good") }, model.serving[1] ? `${model.serving[0]} of ${model.serving[1]} backends` : "no backend is ready")))))))
+      : h("p", { class: "empty" }, "No engine has reported a model yet, and the configuration declares none."));
+}

@@ -1,0 +1,169 @@
+//! `sluice check --probe`: asks every backend of a configuration what `serve` will need of it.
+//!
+//! `/health` must respond with 200, `/v1/models` must list the models of the backend's pool, and `/version`, where there is
+//! one, must not be older than what the gateway supports. Engines that the gateway runs itself are not asked: they need not
+//! run yet. An alias counts as the model that it stands for.
+//!
+//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests, [`BYTES`] of each response.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::task::JoinSet;
+
+use crate::base::ModelId;
+use crate::config::{Config, Model, Pool, Target};
+use crate::fleet::fetch;
+use crate::flow::specs;
+use crate::pool::Address;
+use crate::vllm::version::Version;
+
+/// Backends that are asked at once.
+const AT_ONCE: usize = 32;
+/// The most that is read of a response.
+const BYTES: usize = 1 << 20;
+/// Names of models in a line.
+const NAMES_SHOWN: usize = 8;
+
+/// One backend and what is expected of it.
+struct Question {
+    /// `pool/backend`.
+    name: String,
+    url: String,
+    address: Arc<Address>,
+    models: Vec<String>,
+}
+
+/// What a backend answered; an error says what is not as configured.
+type Answer = Result<String, String>;
+
+/// Asks all backends and prints a line for each; with `quiet` only for those that fail. Returns the exit code.
+pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+    let (questions, own) = questions(config);
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = writeln!(err, "cannot start: {error}");
+            return 1;
+        }
+    };
+    let answers = runtime.block_on(ask_all(questions, config.health.probe_timeout));
+    let width = answers.iter().map(|(question, _)| question.name.len()).max().unwrap_or(0);
+    for (Question { name, url, .. }, answer) in &answers {
+        let (word, text) = match answer {
+            Ok(text) => ("ok", text),
+            Err(text) => ("failed", text),
+        };
+        if answer.is_err() || !quiet {
+            let _ = writeln!(out, "{word:<6}  {name:<width$}  {url}  {text}");
+        }
+    }
+    for name in own.iter().filter(|_| !quiet) {
+        let _ = writeln!(out, "{:<6}  {name:<width$}  not asked: the gateway starts it", "-");
+    }
+    u8::from(answers.iter().any(|(_, answer)| answer.is_err()))
+}
+
+/// What to ask, and the names of the backends that the gateway runs.
+fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
+    let (mut questions, mut own) = (Vec::new(), Vec::new());
+    for pool in &config.pools {
+        for backend in &pool.backends {
+            let name = format!("{}/{}", pool.name, backend.name);
+            let Target::Url(endpoint) = &backend.target else {
+                own.push(name);
+                continue;
+            };
+            let (url, address) = (endpoint.to_string(), Arc::new(specs::address(backend)));
+            questions.push(Question { name, url, address, models: models(config, pool) });
+        }
+    }
+    (questions, own)
+}
+
+/// The declared models that every backend of a pool must serve. Adapters of arms are loaded by the gateway.
+fn models(config: &Config, pool: &Pool) -> Vec<String> {
+    let arms = || config.experiments.iter().flat_map(|experiment| &experiment.arms);
+    let loaded_later =
+        |model: &Model| model.adapter.is_some() && arms().any(|arm| arm.model.as_deref() == Some(&*model.name));
+    let all = config.models.iter().enumerate();
+    let own = all.filter(|(index, model)| pool.models.includes(ModelId::new(*index)) && !loaded_later(model));
+    own.map(|(_, model)| model.name.clone()).collect()
+}
+
+async fn ask_all(questions: Vec<Question>, limit: Duration) -> Vec<(Question, Answer)> {
+    let mut waiting = questions.into_iter().enumerate();
+    let (mut asked, mut answers) = (JoinSet::new(), Vec::new());
+    loop {
+        while asked.len() < AT_ONCE
+            && let Some((place, question)) = waiting.next()
+        {
+            asked.spawn(async move {
+                let answer = ask(&question, limit).await;
+                (place, question, answer)
+            });
+        }
+        match asked.join_next().await {
+            Some(Ok(answered)) => answers.push(answered),
+            // A task that panicked has said so on stderr.
+            Some(Err(_)) => {}
+            None => break,
+        }
+    }
+    answers.sort_by_key(|(place, ..)| *place);
+    answers.into_iter().map(|(_, question, answer)| (question, answer)).collect()
+}
+
+async fn ask(question: &Question, limit: Duration) -> Answer {
+    #[derive(Deserialize)]
+    struct Card {
+        id: String,
+    }
+    #[derive(Deserialize)]
+    struct Models {
+        data: Vec<Card>,
+    }
+    let get = async |path: &str| match fetch(&question.address, path, limit, BYTES).await {
+        Ok((status, body)) if status.is_success() => Ok(body),
+        Ok((status, _)) => Err(format!("{path} responds with status {}", status.as_u16())),
+        Err(error) => Err(error.to_string()),
+    };
+    get("/health").await?;
+    let listed = get("/v1/models").await?;
+    let listed: Models =
+        serde_json::from_slice(&listed).map_err(|error| format!("/v1/models is not a list of models: {error}"))?;
+    let served: Vec<&str> = listed.data.iter().map(|card| card.id.as_str()).collect();
+    let missing: Vec<&str> =
+        question.models.iter().map(String::as_str).filter(|model| !served.contains(model)).collect();
+    if !missing.is_empty() {
+        return Err(format!("does not serve {}; it serves {}", names(&missing), names(&served)));
+    }
+    let version = get("/version").await.ok().and_then(|body| version_of(&body));
+    match version {
+        Some(version) if version < Version::OLDEST => {
+            Err(format!("runs vLLM {version}; the gateway supports {} and later", Version::OLDEST))
+        }
+        Some(version) => Ok(format!("vLLM {version}, serves {}", names(&served))),
+        None => Ok(format!("version unknown, serves {}", names(&served))),
+    }
+}
+
+fn version_of(body: &[u8]) -> Option<Version> {
+    #[derive(Deserialize)]
+    struct Answer {
+        version: String,
+    }
+    serde_json::from_slice::<Answer>(body).ok()?.version.parse().ok()
+}
+
+fn names(all: &[&str]) -> String {
+    match all {
+        [] => "no model".to_owned(),
+        _ if all.len() > NAMES_SHOWN => {
+            format!("{} and {} more", all[..NAMES_SHOWN].join(", "), all.len() - NAMES_SHOWN)
+        }
+        _ => all.join(", "),
+    }
+}

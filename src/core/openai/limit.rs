@@ -1,0 +1,83 @@
+//! Limits that a request can exceed, and what its refusal says about them.
+//!
+//! Counts of sequences, tokens and requests.
+
+use std::fmt::Display;
+
+/// What a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitUnit {
+    /// Sequences that the engine runs: prompts times `n`.
+    Sequences,
+    /// Prompt and output tokens together.
+    Tokens,
+}
+
+/// A limit that one request exceeds by itself, whatever else is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    /// What the limit counts.
+    pub unit: LimitUnit,
+    /// What the request takes at least.
+    pub wanted: u64,
+    /// What is allowed.
+    pub limit: u64,
+}
+
+impl TooLarge {
+    pub(super) fn message(self, holder: &str) -> String {
+        let Self { unit, wanted, limit } = self;
+        match unit {
+            LimitUnit::Sequences => format!(
+                "the request takes {wanted} sequences at once, but {holder} takes at most {limit}; lower 'n' or \
+                 'best_of', or send fewer prompts or inputs in one request"
+            ),
+            LimitUnit::Tokens => format!(
+                "the request takes at least {wanted} prompt and output tokens, but {holder} takes at most {limit}; send \
+                 shorter or fewer prompts, or lower 'min_tokens' or 'n'"
+            ),
+        }
+    }
+}
+
+/// A limit of an API key that its requests exceed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyLimit {
+    /// Requests at once.
+    InFlight(u64),
+    /// Requests per minute.
+    RequestRate(u64),
+    /// Sequences at once.
+    Sequences(u64),
+    /// Tokens at once.
+    Tokens(u64),
+    /// Tokens per minute.
+    TokenRate(u64),
+}
+
+impl KeyLimit {
+    /// Names the limit and the key, and says when to try again, in seconds.
+    pub(super) fn message(self, key: impl Display, retry_after: u64) -> String {
+        let (most, what) = match self {
+            Self::InFlight(most) => (most, "requests at once"),
+            Self::RequestRate(most) => (most, "requests per minute"),
+            Self::Sequences(most) => (most, "sequences at once"),
+            Self::Tokens(most) => (most, "prompt and output tokens at once"),
+            Self::TokenRate(most) => (most, "prompt and output tokens per minute"),
+        };
+        format!("the API key '{key}' has reached its limit of {most} {what}; try again in {retry_after} s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_the_key_the_limit_and_the_time() {
+        assert_eq!(
+            KeyLimit::RequestRate(2).message("team-a", 30),
+            "the API key 'team-a' has reached its limit of 2 requests per minute; try again in 30 s"
+        );
+    }
+}

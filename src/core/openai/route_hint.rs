@@ -1,0 +1,115 @@
+//! What a client may have meant by a path that is not served.
+//!
+//! Either a path of the admin port, or the nearest path of this port: other letters, a slash too many, a missing or second
+//! `/v1`, up to [`REACH`] typing mistakes. Only paths of up to [`LONGEST`] bytes are compared; nothing of a path is repeated.
+
+use std::fmt;
+
+/// A path that differs in more letters is no near miss.
+const REACH: usize = 3;
+/// Longer paths have no near miss.
+const LONGEST: usize = 64;
+
+/// Paths of the client port, by their usual spelling.
+pub const PATHS: [&str; 18] = [
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+    "/pooling",
+    "/classify",
+    "/health",
+    "/ready",
+];
+
+/// What a client may have meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteHint {
+    /// A path of this port.
+    Near(&'static str),
+    /// A path of the admin port.
+    AdminPort,
+}
+
+impl RouteHint {
+    /// The hint for `path`, which must come without its query string.
+    pub fn of(path: &str) -> Option<Self> {
+        if matches!(path, "/" | "/metrics" | "/metrics/" | "/admin") || path.starts_with("/admin/") {
+            return Some(Self::AdminPort);
+        }
+        if path.len() > LONGEST {
+            return None;
+        }
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let rest = parts.iter().position(|part| !part.eq_ignore_ascii_case("v1")).map_or(&[][..], |at| &parts[at..]);
+        let wanted = rest.join("/").to_lowercase();
+        let name = |path: &'static str| path.strip_prefix("/v1").unwrap_or(path).trim_start_matches('/');
+        let reach = REACH.min(wanted.len() / 3);
+        let distance = |path: &'static str| (strsim::osa_distance(&wanted, name(path)), path);
+        let (far, path) = PATHS.into_iter().map(distance).min_by_key(|(far, _)| *far)?;
+        (far <= reach).then_some(Self::Near(path))
+    }
+}
+
+impl fmt::Display for RouteHint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Near(path) => write!(f, "did you mean {path}?"),
+            Self::AdminPort => f.write_str("metrics, dashboard and admin API are on the admin port (server.admin)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::Route;
+
+    #[test]
+    fn a_near_miss_names_the_path() {
+        for (path, meant) in [
+            ("/chat/completions", "/v1/chat/completions"),
+            ("/v1/v1/chat/completions", "/v1/chat/completions"),
+            ("/v1/chat/completions/", "/v1/chat/completions"),
+            ("/V1/Chat/Completions", "/v1/chat/completions"),
+            ("/v1/chat/completion", "/v1/chat/completions"),
+            ("/v1/completion", "/v1/completions"),
+            ("//v1/embedings", "/v1/embeddings"),
+            ("/models", "/v1/models"),
+            ("/healthz", "/health"),
+            ("/readyz", "/ready"),
+            ("/v1/tokenize", "/tokenize"),
+        ] {
+            assert_eq!(RouteHint::of(path), Some(RouteHint::Near(meant)), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_admin_port_is_named_and_what_is_far_from_everything_gets_no_hint() {
+        for path in ["/", "/metrics", "/admin/status", "/admin"] {
+            assert_eq!(RouteHint::of(path), Some(RouteHint::AdminPort), "{path}");
+        }
+        let long = "/v1/chat/completions".repeat(9);
+        for path in ["", "/x", "/v1", "/v1/load_lora_adapter", "/sleep", "/collective_rpc", long.as_str()] {
+            assert_eq!(RouteHint::of(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn every_path_is_served() {
+        for path in PATHS {
+            let own = ["/v1/models", "/health", "/ready"].contains(&path);
+            assert!(own || Route::from_path(path).is_some(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What has happened to one engine since the gateway started: how often it was started again, how often it was lost, and
+//! since when it runs.
+//!
+//! For metrics, which only count; what decides about restarts is in the life cycle. Times are seconds since 1970.
+
+use jiff::Timestamp;
+
+use super::lifecycle::{Event, Step};
+use crate::driver::EngineIdentity;
+
+/// The history of one engine in this gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct History {
+    /// An engine ran, or was being started.
+    known: bool,
+    /// Starts after the first, or after an engine of an earlier gateway.
+    pub(crate) restarts: u64,
+    /// How often it died, hung or did not come up.
+    pub(crate) crashes: u64,
+    /// When the one that runs was started, seconds since 1970.
+    pub(crate) started: Option<f64>,
+}
+
+impl History {
+    /// A start begins.
+    pub(crate) fn starting(&mut self) {
+        self.restarts += u64::from(std::mem::replace(&mut self.known, true));
+    }
+
+    /// An engine runs: it was started, or was found.
+    pub(crate) fn running(&mut self, engine: &EngineIdentity) {
+        self.known = true;
+        self.started = Some(start_of(engine).unwrap_or_else(now));
+    }
+
+    /// No engine runs.
+    pub(crate) fn stopped(&mut self) {
+        self.started = None;
+    }
+
+    /// Counts the end of a step, if the engine was lost by it. A drain that is given up loses no engine, and while one is stopped
+    /// on purpose its end is no crash.
+    pub(crate) fn ended(&mut self, step: Step, event: &Event) {
+        let lost = match (step, event) {
+            (_, Event::Done) | (Step::Drain, Event::Failed(_)) => false,
+            (step, _) => !matches!(step, Step::Recover | Step::Off | Step::Stop | Step::Backoff | Step::Hold),
+        };
+        self.crashes += u64::from(lost);
+    }
+}
+
+fn now() -> f64 {
+    Timestamp::now().as_millisecond() as f64 / 1e3
+}
+
+/// When a process was started; `None` where only commands know the engine.
+fn start_of(engine: &EngineIdentity) -> Option<f64> {
+    let EngineIdentity::Process { started, .. } = engine else { return None };
+    let boot = procfs::boot_time_secs().ok()?;
+    Some(boot as f64 + *started as f64 / procfs::ticks_per_second() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::lifecycle::StepFailure;
+
+    #[test]
+    fn the_first_start_is_no_restart_unless_an_engine_ran_before() {
+        let mut fresh = History::default();
+        fresh.starting();
+        assert_eq!(fresh.restarts, 0);
+        fresh.starting();
+        assert_eq!(fresh.restarts, 1);
+        let mut found = History::default();
+        found.running(&EngineIdentity::Command);
+        found.starting();
+        assert_eq!(found.restarts, 1);
+    }
+
+    #[test]
+    fn an_engine_that_is_lost_or_does_not_come_up_is_a_crash_and_one_that_is_stopped_is_none() {
+        let why = || StepFailure::temporary("x");
+        let crashes = |step, event: Event| {
+            let mut history = History::default();
+            history.ended(step, &event);
+            history.crashes
+        };
+        for step in [Step::Start, Step::Golden, Step::Ramp, Step::Serve, Step::Drain] {
+            assert_eq!(crashes(step, Event::EngineLost(why())), 1, "{step:?}");
+            assert_eq!(crashes(step, Event::Done), 0, "{step:?}");
+        }
+        assert_eq!(crashes(Step::Start, Event::Failed(why())), 1);
+        for (step, event) in [
+            (Step::Drain, Event::Failed(why())),
+            (Step::Stop, Event::Failed(why())),
+            (Step::Stop, Event::EngineLost(why())),
+            (Step::Backoff, Event::EngineLost(why())),
+        ] {
+            assert_eq!(crashes(step, event), 0, "{step:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_was_started_when_the_system_says() {
+        let stat = procfs::process::Process::myself().unwrap().stat().unwrap();
+        let (boot, mark) = (String::new(), String::new());
+        let own = EngineIdentity::Process { pid: stat.pid, started: stat.starttime, boot, mark, baseline: None };
+        let mut history = History::default();
+        history.running(&own);
+        let age = now() - history.started.unwrap();
+        // A test process lives for minutes at most; the boot time is in whole seconds.
+        assert!((-2.0..3_600.0).contains(&age), "{age}");
+        history.stopped();
+        assert_eq!(history.started, None);
+    }
+}

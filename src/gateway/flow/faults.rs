@@ -1,0 +1,28 @@
+//! Reports a backend's fault to its health, and says in the log what happened.
+//!
+//! Every ejection is logged, and every failed response as far as the backend's lines of a minute go
+//! (`pool/fault_report.rs`), both at `warn`. A line names the backend, the request and the reason; no text of a prompt or
+//! of an engine's error, which may repeat one.
+
+use std::fmt::Display;
+
+use tokio::time::Instant;
+
+use crate::pool::{BackendFault, FaultReport, Lease, Verdict};
+
+/// Counts a fault of the backend that `lease` is on against its health. `why`: what happened to the request.
+pub(super) fn report(lease: &Lease, fault: BackendFault, request_id: &str, why: &dyn Display, now: Instant) {
+    let FaultReport { verdict, line } = lease.failure(fault, now);
+    let (pool, backend) = (&**lease.pool_name(), &**lease.name());
+    if let Some(left_out) = line {
+        let spared = match verdict {
+            Verdict::Spared => "; the backend is not ejected, because no other one of its pool is ready",
+            Verdict::Counted | Verdict::Ejected(_) => "",
+        };
+        let left_out = (left_out > 0).then_some(left_out);
+        tracing::warn!(pool, backend, request_id, left_out, "response failed: {why}{spared}");
+    }
+    if let Verdict::Ejected(time) = verdict {
+        tracing::warn!(pool, backend, "ejected for {:.1} s: {}; last: {why}", time.as_secs_f64(), fault.text());
+    }
+}

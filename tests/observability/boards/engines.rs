@@ -1,0 +1,155 @@
+//! Which backend is it: its state as the worst of what replicas see, its load, its starts and crashes.
+
+use crate::panel::{Panel, Target, adds, between, lines, row, stat, timeline};
+
+/// States of backends from the best to the worst, with the colour of each.
+const STATES: [(u32, &str, &str); 7] = [
+    (0, "ready", "green"),
+    (1, "removed", "dark-gray"),
+    (2, "draining", "blue"),
+    (3, "starting", "gray"),
+    (4, "probation", "yellow"),
+    (5, "ejected", "red"),
+    (6, "down", "dark-red"),
+];
+
+pub(super) fn panels() -> Vec<Panel> {
+    [states(), load(), prefill(), caches(), engines()].concat()
+}
+
+/// The worst state that a replica sees. `or` keeps the first that matches.
+fn worst() -> String {
+    let each = STATES.iter().rev().map(|(value, state, _)| {
+        format!("(max by (job, pool, backend) (sluice_backend_state{{@pool,state=\"{state}\"}}) == 1) * {value}")
+    });
+    each.collect::<Vec<_>>().join(" or ")
+}
+
+fn states() -> Vec<Panel> {
+    let ready = "(job, pool, backend) (sluice_backend_state{@pool,state=\"ready\"})";
+    let failed =
+        "count(max by (job, pool, backend) (sluice_backend_state{@pool,state=~\"down|ejected\"}) == 1) or vector(0)";
+    vec![
+        row("State"),
+        stat("Ready", "none", vec![between(format!("sum(min by {ready})"), "")]).wide(6).about("On every replica"),
+        stat("Configured", "none", vec![between(format!("count(count by {ready})"), "")]).wide(6),
+        stat("Down or ejected", "none", vec![between(failed, "")])
+            .wide(6)
+            .colors(&[(None, "green"), (Some(1.0), "red")])
+            .about("On at least one replica"),
+        stat(
+            "Replicas disagree",
+            "none",
+            vec![between(format!("count(max by {ready} != min by {ready}) or vector(0)"), "")],
+        )
+        .wide(6)
+        .colors(&[(None, "green"), (Some(1.0), "orange")])
+        .about("Backends that some replicas find ready and others do not: look for a network between them"),
+        timeline("State of backends", &STATES, vec![between(worst(), "{{pool}}/{{backend}}")])
+            .about("The worst that a replica sees"),
+    ]
+}
+
+fn load() -> Vec<Panel> {
+    let by = "sum by (job, pool, backend)";
+    vec![
+        row("Load"),
+        lines(
+            "In flight and slots",
+            "none",
+            vec![
+                adds(format!("{by} (sluice_in_flight{{@pool}})"), "{{pool}}/{{backend}}"),
+                adds(format!("{by} (sluice_slots{{@pool}})"), "{{pool}}/{{backend}} slots"),
+            ],
+        )
+        .about("Of all replicas: each gives its own slots, so an engine may get the sum"),
+        lines(
+            "Slots in use",
+            "percentunit",
+            vec![between(
+                format!("{by} (sluice_in_flight{{@pool}}) / {by} (sluice_slots{{@pool}})"),
+                "{{pool}}/{{backend}}",
+            )],
+        ),
+        lines(
+            "Outstanding tokens",
+            "none",
+            vec![adds(format!("{by} (sluice_outstanding_tokens{{@pool}})"), "{{pool}}/{{backend}}")],
+        )
+        .about("Estimated prompt and output tokens of the requests in flight"),
+    ]
+}
+
+fn prefill() -> Vec<Panel> {
+    let by = "sum by (job, pool, backend)";
+    vec![
+        row("Prefill"),
+        lines(
+            "Prefill tokens",
+            "none",
+            vec![adds(format!("{by} (sluice_prefill_tokens{{@pool}})"), "{{pool}}/{{backend}}")],
+        )
+        .about("Estimated prompt tokens of requests before their first token"),
+        lines(
+            "Long prompts in prefill, and permits",
+            "none",
+            vec![
+                adds(format!("{by} (sluice_long_prefills{{@pool}})"), "{{pool}}/{{backend}}"),
+                adds(format!("{by} (sluice_long_prefills_max{{@pool}})"), "{{pool}}/{{backend}} permits"),
+            ],
+        ),
+        lines(
+            "Permits in use",
+            "percentunit",
+            vec![between(
+                format!("{by} (sluice_long_prefills{{@pool}}) / ({by} (sluice_long_prefills_max{{@pool}}) > 0)"),
+                "{{pool}}/{{backend}}",
+            )],
+        )
+        .about("At 100 % for long, long prompts wait for permits"),
+    ]
+}
+
+fn caches() -> Vec<Panel> {
+    let rate = |family: &str| format!("sum by (pool) (rate({family}{{@req}}[$__rate_interval]))");
+    let of_prompt = |family: &str, legend: &str| -> Target {
+        between(format!("{} / {}", rate(family), rate("sluice_prompt_tokens_total")), legend)
+    };
+    let retries = "sum by (pool, reason) (rate(sluice_retries_total{@pool}[$__rate_interval]))";
+    vec![
+        row("Prefix caches and retries"),
+        lines(
+            "Prompt tokens in prefix caches",
+            "percentunit",
+            vec![
+                of_prompt("sluice_cached_prompt_tokens_total", "{{pool}} cached"),
+                of_prompt("sluice_expected_cached_prompt_tokens_total", "{{pool}} expected"),
+            ],
+        )
+        .wide(12)
+        .about("Share that engines report as cached (vLLM: with --enable-prompt-tokens-details), and share that was expected when the engine was chosen"),
+        lines("Retries by reason", "reqps", vec![adds(retries, "{{pool}} {{reason}}")]).wide(12),
+    ]
+}
+
+/// One replica runs an engine, so the greatest value is that of its owner.
+fn engines() -> Vec<Panel> {
+    let phase = "max by (job, pool, backend, phase) (sluice_engine_phase{@pool}) == 1";
+    let running = "time() - max by (job, pool, backend) (sluice_engine_start_seconds{@pool} > 0)";
+    let count = |family: &str| format!("sum by (job, pool, backend) (increase({family}{{@pool}}[1h]))");
+    let external = "no engine is run by the gateway";
+    vec![
+        row("Engines that the gateway runs"),
+        lines("Phase", "none", vec![between(phase, "{{pool}}/{{backend}} {{phase}}").or_empty(external)])
+            .about("The phase that each engine is in has the value 1"),
+        lines("Running for", "s", vec![between(running, "{{pool}}/{{backend}}").or_empty(external)]),
+        lines(
+            "Restarts and crashes in an hour",
+            "none",
+            vec![
+                adds(count("sluice_engine_restarts_total"), "{{pool}}/{{backend}} restarts").or_empty(external),
+                adds(count("sluice_engine_crashes_total"), "{{pool}}/{{backend}} crashes").or_empty(external),
+            ],
+        ),
+    ]
+}

@@ -1,0 +1,107 @@
+//! The four dashboards: what they have in common, and their files.
+//!
+//! `SLUICE_UPDATE=1 cargo test --test observability` writes `grafana/dashboards`.
+//!
+//! Replicas of one configuration have one `job`. They share their backends, so a backend is counted once per job, and it is
+//! ready if every replica finds it ready. Requests, and the slots that each replica gives, add up.
+//!
+//! "All" of `$job` and `$instance` are the values in the list, because a metric such as `process_open_fds` belongs to other
+//! programs, too. "All" of `$pool` and `$model` is `.*`, because a request that was refused early has neither, and `.*`
+//! matches a label that is absent.
+
+mod engines;
+mod experiments;
+mod latency;
+mod overview;
+
+use serde_json::{Value, json};
+
+use crate::panel::{Panel, Replicas, Target, datasource, placed, target};
+
+/// One dashboard.
+pub(crate) struct Board {
+    pub(crate) name: &'static str,
+    title: &'static str,
+    about: &'static str,
+    pub(crate) panels: Vec<Panel>,
+}
+
+/// All of them, in the order of an incident.
+pub(crate) fn all() -> Vec<Board> {
+    let board = |name, title, about, panels| Board { name, title, about, panels };
+    vec![
+        board("overview", "sluice: overview", "Is traffic served, are objectives met, what waits?", overview::panels()),
+        board("latency", "sluice: latency by class", "Which tail is long, and which part of it?", latency::panels()),
+        board("engines", "sluice: engines", "Which backend is it, and what does it do?", engines::panels()),
+        board(
+            "experiments",
+            "sluice: experiments and tuner",
+            "What is compared, what is known of it, and what was changed?",
+            experiments::panels(),
+        ),
+    ]
+}
+
+/// What is marked on every panel of every dashboard.
+pub(crate) fn marks() -> Vec<(&'static str, &'static str, Target)> {
+    let mark = |expr| target(Replicas::Apart, expr, "").or_empty("nothing happened");
+    vec![
+        ("Alerts", "red", mark("ALERTS{alertname=~\"Sluice.+\",alertstate=\"firing\",job=~\"$job\"}")),
+        ("Starts", "blue", mark("resets(process_cpu_seconds_total{@gw}[2m]) > 0")),
+        ("Reloads", "purple", mark("increase(sluice_config_reloads_total{@gw}[2m]) > 0")),
+    ]
+}
+
+fn variable(name: &str, label: &str, query: &str, all: Option<&str>) -> Value {
+    let mut variable = json!({
+        "name": name, "label": label, "type": "query", "datasource": datasource(), "definition": query,
+        "query": { "query": query, "refId": "var" }, "refresh": 2, "sort": 1, "multi": true, "includeAll": true,
+        "current": { "selected": true, "text": ["All"], "value": ["$__all"] },
+        "options": [], "hide": 0, "regex": "", "skipUrlSync": false,
+    });
+    if let Some(all) = all {
+        variable["allValue"] = json!(all);
+    }
+    variable
+}
+
+fn variables() -> Value {
+    let gateway = "job=~\"$job\",instance=~\"$instance\"";
+    json!([
+        {
+            "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
+            "regex": "", "current": {}, "options": [], "hide": 0, "includeAll": false, "multi": false,
+            "skipUrlSync": false,
+        },
+        variable("job", "Job", "label_values(sluice_build_info, job)", None),
+        variable("instance", "Replica", "label_values(sluice_build_info{job=~\"$job\"}, instance)", None),
+        variable("pool", "Pool", &format!("label_values(sluice_queue_length{{{gateway}}}, pool)"), Some(".*")),
+        variable("model", "Model", &format!("label_values(sluice_requests_total{{{gateway}}}, model)"), Some(".*")),
+    ])
+}
+
+impl Board {
+    /// The file that Grafana reads.
+    pub(crate) fn json(&self) -> String {
+        let marks = marks().into_iter().map(|(name, color, target)| {
+            json!({
+                "name": name, "iconColor": color, "enable": true, "hide": false, "datasource": datasource(),
+                "expr": target.expr, "step": "60s", "titleFormat": name,
+                "textFormat": "{{alertname}} {{instance}} {{pool}} {{backend}} {{result}}",
+            })
+        });
+        let board = json!({
+            "title": self.title, "uid": format!("sluice-{}", self.name), "description": self.about,
+            "tags": ["sluice", "vllm"], "schemaVersion": 39, "version": 1, "editable": true, "graphTooltip": 1,
+            "timezone": "", "time": { "from": "now-30m", "to": "now" }, "refresh": "10s", "fiscalYearStartMonth": 0,
+            "links": [{
+                "type": "dashboards", "title": "sluice", "tags": ["sluice"], "asDropdown": false, "includeVars": true,
+                "keepTime": true, "targetBlank": false, "icon": "external link", "tooltip": "", "url": "",
+            }],
+            "annotations": { "list": marks.collect::<Vec<_>>() },
+            "templating": { "list": variables() },
+            "panels": placed(&self.panels),
+        });
+        serde_json::to_string_pretty(&board).unwrap() + "\n"
+    }
+}

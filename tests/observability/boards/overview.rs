@@ -1,0 +1,189 @@
+//! Is traffic served, are objectives met, what waits, and is the gateway itself healthy?
+
+use crate::panel::{Panel, adds, apart, between, lines, quantiles, row, stat};
+
+pub(super) fn panels() -> Vec<Panel> {
+    [now(), objectives(), traffic(), queue(), gateway(), limits()].concat()
+}
+
+fn now() -> Vec<Panel> {
+    let requests = "sum(rate(sluice_requests_total{@req}[$__rate_interval]))";
+    let completed = "sum(rate(sluice_requests_total{@req,outcome=\"completed\"}[$__rate_interval]))";
+    let shares = [(None, "green"), (Some(0.01), "orange"), (Some(0.05), "red")];
+    vec![
+        row("Now"),
+        stat("Requests", "reqps", vec![adds(requests, "")]).wide(3).decimals(1),
+        stat("In flight", "none", vec![adds("sum(sluice_in_flight{@pool})", "")])
+            .wide(3)
+            .about("Requests that hold a lease on a backend, on all replicas"),
+        stat("Waiting", "none", vec![adds("sum(sluice_queue_length{@pool})", "")]).wide(3).colors(&[
+            (None, "green"),
+            (Some(10.0), "orange"),
+            (Some(100.0), "red"),
+        ]),
+        stat(
+            "Backends ready",
+            "none",
+            vec![
+                between("sum(min by (job, pool, backend) (sluice_backend_state{@pool,state=\"ready\"}))", "ready"),
+                between("count(count by (job, pool, backend) (sluice_backend_state{@pool}))", "of"),
+            ],
+        )
+        .wide(4)
+        .about("A backend is ready if every replica finds it ready. Replicas share their backends: each counts once"),
+        stat(
+            "Slots in use",
+            "percentunit",
+            vec![between("sum(sluice_in_flight{@pool}) / sum(sluice_slots{@pool})", "")],
+        )
+        .wide(3)
+        .colors(&[(None, "green"), (Some(0.8), "orange"), (Some(0.95), "red")])
+        .about("Of the slots that the replicas give together"),
+        stat("Objectives met (worst pool)", "percentunit", vec![between("min(sluice_slo_attainment{@pool})", "")])
+            .decimals(1)
+            .colors(&[(None, "red"), (Some(0.95), "orange"), (Some(0.99), "green")])
+            .about("Of the replica that meets them least; decays with a time constant of 5 minutes"),
+        stat("Not completed", "percentunit", vec![between(format!("1 - ({completed} or vector(0)) / {requests}"), "")])
+            .decimals(2)
+            .colors(&shares)
+            .about("Share of requests with any other outcome, clients that left included"),
+    ]
+}
+
+fn objectives() -> Vec<Panel> {
+    let share = |window: &str| {
+        let of =
+            |result: &str| format!("sum by (job, pool) (rate(sluice_slo_requests_total{{@pool{result}}}[{window}]))");
+        (of(",result=\"missed\""), of(""))
+    };
+    let burn = |window: &str| {
+        let (missed, all) = share(window);
+        format!("{missed} / {all} / (1 - max by (job, pool) (sluice_slo_attainment_target{{@pool}}))")
+    };
+    let (missed, all) = share("$__rate_interval");
+    vec![
+        row("Objectives"),
+        lines(
+            "Objectives met",
+            "percentunit",
+            vec![
+                between(format!("1 - {missed} / {all}"), "{{pool}}"),
+                between("max by (job, pool) (sluice_slo_attainment_target{@pool})", "{{pool}} target"),
+            ],
+        )
+        .wide(12)
+        .about("Share of generating requests that met all objectives of their pool; refused requests and clients that left do not count"),
+        lines(
+            "Burn rate of the error budget",
+            "none",
+            vec![between(burn("1h"), "{{pool}} 1 h"), between(burn("5m"), "{{pool}} 5 min")],
+        )
+        .wide(12)
+        .about("1 uses exactly what the target allows; an alert comes at 14.4 in both windows, which uses 2 % of a month's budget in an hour"),
+    ]
+}
+
+fn traffic() -> Vec<Panel> {
+    let rate = |by: &str, family: &str| format!("sum by ({by}) (rate({family}{{@req}}[$__rate_interval]))");
+    vec![
+        row("Traffic and outcomes"),
+        lines("Requests by outcome", "reqps", vec![adds(rate("outcome", "sluice_requests_total"), "{{outcome}}")])
+            .stacked()
+            .wide(6),
+        lines("Requests by pool", "reqps", vec![adds(rate("pool", "sluice_requests_total"), "{{pool}}")])
+            .stacked()
+            .wide(6)
+            .about("Where they ran, or their home if they never ran"),
+        lines("Requests by route", "reqps", vec![adds(rate("route", "sluice_requests_total"), "{{route}}")])
+            .stacked()
+            .wide(6),
+        lines(
+            "Tokens per second",
+            "none",
+            vec![
+                adds(rate("pool", "sluice_prompt_tokens_total"), "prompt {{pool}}"),
+                adds(rate("pool", "sluice_generation_tokens_total"), "generated {{pool}}"),
+            ],
+        )
+        .wide(6)
+        .about("As the engines counted them"),
+    ]
+}
+
+fn queue() -> Vec<Panel> {
+    let rate = |by: &str, family: &str| format!("sum by ({by}) (rate({family}{{@pool}}[$__rate_interval])) > 0");
+    let used = "sum by (pool) (sluice_queue_length{@pool}) / sum by (pool) (sluice_queue_length_max{@pool})";
+    let spill = "sum by (from, to) (rate(sluice_spill_total{@gw,from=~\"$pool\"}[$__rate_interval])) > 0";
+    vec![
+        row("Queue, shed, spill, retries"),
+        lines("Queue length", "none", vec![adds("sum by (pool) (sluice_queue_length{@pool})", "{{pool}}")]).wide(6),
+        lines("Queue in use", "percentunit", vec![between(used, "{{pool}}")]).wide(6).about("Of queue.length"),
+        lines("Queue wait", "s", quantiles("sluice_queue_wait_seconds", "@pool", "pool")).wide(6).about("By home pool"),
+        lines(
+            "Shed, spill, retries per second",
+            "reqps",
+            vec![
+                adds(rate("pool, reason", "sluice_shed_total"), "shed {{pool}} {{reason}}")
+                    .or_empty("nothing was shed"),
+                adds(spill, "spill {{from}} to {{to}}").or_empty("nothing spilled"),
+                adds(rate("pool, reason", "sluice_retries_total"), "retry {{pool}} {{reason}}").or_empty("no retries"),
+            ],
+        )
+        .wide(6),
+    ]
+}
+
+const NO_TRACES: &str = "no traces are sent";
+
+fn gateway() -> Vec<Panel> {
+    let increase = |by: &str, family: &str| format!("sum{by} (increase({family}{{@gw}}[$__rate_interval]))");
+    let overhead =
+        "histogram_quantile(0.99, sum by (le, stage) (rate(sluice_overhead_seconds_bucket{@gw}[$__rate_interval])))";
+    let left = "min by (job, path) (sluice_tls_certificate_expiry_timestamp_seconds{@gw}) - time()";
+    vec![
+        row("Gateway"),
+        stat("Replicas", "none", vec![adds("count by (version) (sluice_build_info{@gw})", "{{version}}")])
+            .about("Gateways by version"),
+        stat("Running for", "s", vec![apart("time() - process_start_time_seconds{@gw}", "{{instance}}")]).wide(8),
+        stat("Certificates end in", "s", vec![between(left, "{{path}}").or_empty("no TLS towards clients")])
+            .wide(12)
+            .colors(&[(None, "red"), (Some(172_800.0), "orange"), (Some(1_209_600.0), "green")]),
+        lines("CPU", "none", vec![apart("rate(process_cpu_seconds_total{@gw}[$__rate_interval])", "{{instance}}")])
+            .wide(6)
+            .about("1 is one core"),
+        lines("Memory", "bytes", vec![apart("process_resident_memory_bytes{@gw}", "{{instance}}")]).wide(6),
+        lines("Time added by the gateway, P99", "s", vec![between(overhead, "{{stage}}")]).wide(6),
+        lines(
+            "Reloads, traces, lost log lines",
+            "none",
+            vec![
+                adds(increase(" by (result)", "sluice_config_reloads_total"), "reload {{result}}"),
+                adds(increase("", "sluice_access_log_dropped_total"), "access log lines lost"),
+                adds(increase(" by (result)", "sluice_traces_total"), "traces {{result}}").or_empty(NO_TRACES),
+                adds(increase("", "sluice_trace_spans_rejected_total"), "spans rejected").or_empty(NO_TRACES),
+            ],
+        )
+        .wide(6),
+    ]
+}
+
+fn limits() -> Vec<Panel> {
+    let used = |used: &str, limit: &str| apart(format!("{used}{{@gw}} / {limit}{{@gw}}"), "{{instance}}");
+    let dropped = "sum(increase(sluice_client_connections_dropped_total{@gw}[$__rate_interval]))";
+    vec![
+        lines(
+            "Client connections in use",
+            "percentunit",
+            vec![used("sluice_client_connections", "sluice_client_connections_max")],
+        )
+        .wide(6)
+        .about("Of server.max_connections; beyond it a connection gets 503"),
+        lines("Connections dropped", "none", vec![adds(dropped, "dropped")])
+            .wide(6)
+            .about("Closed without a response, because too many were being refused already"),
+        lines("Request bodies in memory", "percentunit", vec![used("sluice_body_bytes", "sluice_body_bytes_max")])
+            .wide(6)
+            .about("Of server.max_body_memory; beyond it a request gets 503"),
+        lines("Open file descriptors", "percentunit", vec![used("process_open_fds", "process_max_fds")]).wide(6),
+    ]
+}

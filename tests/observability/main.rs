@@ -1,0 +1,42 @@
+//! What operators hold: the metrics page, the dashboards, the rules and their documentation, as other tools read them.
+//!
+//! [`boards`] defines the dashboards, [`dashboards`] checks their files, [`rules`] the recording rules and alerts, [`reference`]
+//! the list of metrics in `grafana/README.md`, [`scale`] the size of the page. [`replicas`] asks a real Prometheus that scrapes
+//! two loaded gateways. `SLUICE_UPDATE=1` writes the generated files.
+//!
+//! `promtool` and `prometheus` come with Prometheus (`apt-get install prometheus`). Without promtool, the tests that need it
+//! print so and pass: it checks the form of files and of the page, not the gateway. The test with Prometheus is ignored by
+//! default, because it takes half a minute.
+
+mod boards;
+mod dashboards;
+mod metrics;
+mod panel;
+#[path = "../common/ports.rs"]
+mod ports;
+mod promtool;
+mod reference;
+mod replicas;
+mod rules;
+mod scale;
+
+use std::fs;
+use std::path::PathBuf;
+
+/// A file of the folder `grafana`.
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("grafana").join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("grafana/{name}: {error}"))
+}
+
+/// Compares a generated file with what is there, or writes it.
+fn golden(name: &str, wanted: &str) {
+    if std::env::var_os("SLUICE_UPDATE").is_some() {
+        fs::write(path(name), wanted).unwrap();
+    }
+    let same = fs::read_to_string(path(name)).is_ok_and(|there| there == wanted);
+    assert!(same, "grafana/{name} is out of date; run SLUICE_UPDATE=1 cargo test --test observability");
+}

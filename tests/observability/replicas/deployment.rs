@@ -1,0 +1,177 @@
+//! Two gateways with one configuration before the same two simulated engines, and load on both.
+//!
+//! The first gateway also runs an engine of its own, as only one replica can. Everything listens on loopback and ends with
+//! the test.
+
+use std::ffi::OsString;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::http::http;
+use crate::ports::free_port;
+
+/// Longest wait for a condition.
+const DEADLINE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits until a condition holds.
+#[track_caller]
+pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
+        sleep(LOOK);
+    }
+}
+
+/// A process that ends with its owner.
+pub(crate) struct Process(Child);
+
+impl Process {
+    pub(crate) fn spawn(command: &mut Command, install: &str) -> Self {
+        Self(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error} ({install})")))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SIGTERM first, so that a gateway stops the engine that it runs.
+        let pid = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline && matches!(self.0.try_wait(), Ok(None)) {
+            sleep(LOOK);
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn binary() -> OsString {
+    std::env::var_os("SLUICE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluice").into())
+}
+
+fn sluice(args: &[&str]) -> Process {
+    let mut command = Command::new(binary());
+    Process::spawn(command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()), "cargo build")
+}
+
+/// One gateway.
+pub(crate) struct Gateway {
+    pub(crate) port: u16,
+    pub(crate) admin: u16,
+    _process: Process,
+    _folder: TempDir,
+}
+
+pub(crate) struct Deployment {
+    pub(crate) gateways: Vec<Gateway>,
+    /// The engines of the pools `short` and `long`.
+    pub(crate) engines: Vec<Process>,
+}
+
+fn config(ports: [u16; 2], engines: [u16; 2], own: bool) -> String {
+    let [listen, admin] = ports;
+    let [short, long] = engines;
+    let own = if own {
+        let command = serde_json::to_string(&binary().to_string_lossy()).unwrap();
+        format!(
+            "[[model]]\nname = \"o\"\n[[pool]]\nname = \"own\"\nmodels = [\"o\"]\n[[pool.backend]]\nname = \"gpu2\"\n\
+             [pool.backend.launch]\ncommand = [{command}, \"sim\", \"o\"]\n"
+        )
+    } else {
+        String::new()
+    };
+    format!(
+        "[server]\nlisten = \"127.0.0.1:{listen}\"\nadmin = \"127.0.0.1:{admin}\"\n\
+         [slo]\nttft = \"200ms\"\ntpot = \"100ms\"\n\
+         [[model]]\nname = \"m\"\n[[model]]\nname = \"n\"\n\
+         [[pool]]\nname = \"short\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ max = \"2k\" }}\nslots = 16\n\
+         long_prefix = {{ threshold = \"2k\", slots = 1 }}\n\
+         [[pool.backend]]\nname = \"gpu0\"\nurl = \"http://127.0.0.1:{short}\"\n\
+         [[pool]]\nname = \"long\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ min = \"2k\" }}\nslots = 8\n\
+         long_prefix = {{ threshold = \"2k\", slots = 1 }}\nqueue = {{ length = 2, timeout = \"300ms\" }}\nspill = [\"short\"]\n\
+         [[pool.backend]]\nname = \"gpu1\"\nurl = \"http://127.0.0.1:{long}\"\n{own}\
+         [[experiment]]\nname = \"x\"\nmodels = [\"m\"]\nsticky = \"request\"\n\
+         [[experiment.arm]]\nname = \"base\"\nweight = 50\n[[experiment.arm]]\nname = \"new\"\nweight = 50\nmodel = \"n\"\n\
+         [[experiment.arm]]\nname = \"shade\"\nmodel = \"n\"\nshadow = {{ share = 0.5 }}\n"
+    )
+}
+
+impl Gateway {
+    fn start(engines: [u16; 2], own: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ports = [free_port(), free_port()];
+        let file = folder.path().join("sluice.toml");
+        fs::write(&file, config(ports, engines, own)).unwrap();
+        let process = sluice(&["serve", "--config", file.to_str().unwrap()]);
+        Self { port: ports[0], admin: ports[1], _process: process, _folder: folder }
+    }
+
+    fn backends_ready(&self) -> usize {
+        let page = http(self.admin, "GET /metrics", "", "").map_or(String::new(), |(_, page)| page);
+        let ready = |line: &&str| line.starts_with("sluice_backend_state{") && line.ends_with("state=\"ready\"} 1");
+        page.lines().filter(ready).count()
+    }
+
+    /// A call that generates nothing.
+    pub(crate) fn tokenize(&self) {
+        let json = "content-type: application/json\r\n";
+        let answer = http(self.port, "POST /tokenize", json, r#"{"model":"m","prompt":"hello"}"#);
+        assert!(matches!(answer, Some((200, _))), "{answer:?}");
+    }
+
+    /// What no load generator sends: a rating, an unknown model, a reload.
+    pub(crate) fn use_the_rest(&self) {
+        let post =
+            |path: &str, headers: &str, body: &str| http(self.port, &format!("POST {path}"), headers, body).unwrap().0;
+        let json = "content-type: application/json\r\n";
+        assert_eq!(post("/v1/completions", json, r#"{"model":"unknown","prompt":"hello"}"#), 404);
+        let id = format!("{json}x-request-id: rated-1\r\n");
+        assert_eq!(post("/v1/completions", &id, r#"{"model":"m","prompt":"hello","max_tokens":4}"#), 200);
+        let headers = format!("{json}x-sluice-admin: 1\r\n");
+        let rated = || http(self.admin, "POST /admin/feedback/rated-1", &headers, r#"{"good":true}"#);
+        let reload = || http(self.admin, "POST /admin/reload", &headers, "");
+        assert!(matches!(reload(), Some((200, _))), "{:?}", reload());
+        eventually("the answer is rated", || matches!(rated(), Some((200..=299, _))));
+    }
+
+    /// Load for so many seconds, half as much on every further gateway. Ends with its owner.
+    pub(crate) fn load(&self, rate: f64, seconds: u32) -> Process {
+        let (url, rate, seconds) = (format!("http://127.0.0.1:{}", self.port), rate.to_string(), seconds.to_string());
+        sluice(&[
+            "bench",
+            "--base-url",
+            &url,
+            "--model",
+            "m",
+            "--request-rate",
+            &rate,
+            "--duration",
+            &seconds,
+            "--class",
+            "short:weight=6,in=200,out=40",
+            "--class",
+            "long:weight=1,in=12000,out=16",
+        ])
+    }
+}
+
+impl Deployment {
+    /// Starts everything and waits until all backends are ready.
+    pub(crate) fn start() -> Self {
+        let ports = [free_port(), free_port()];
+        let engines = ports.map(|port| {
+            sluice(&["sim", "m", "--host", "127.0.0.1", "--port", &port.to_string(), "--served-model-name", "m", "n"])
+        });
+        let gateways = vec![Gateway::start(ports, true), Gateway::start(ports, false)];
+        for (gateway, backends) in gateways.iter().zip([3, 2]) {
+            eventually("backends are ready", || gateway.backends_ready() == backends);
+        }
+        Self { gateways, engines: engines.into() }
+    }
+}

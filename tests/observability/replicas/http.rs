@@ -1,0 +1,22 @@
+//! One HTTP/1.0 request to a loopback port, on a connection of its own.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// How long a server may take for a response.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The status and the body of a response; `None`: no server answers there.
+pub(crate) fn http(port: u16, request: &str, headers: &str, body: &str) -> Option<(u16, String)> {
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    socket.set_read_timeout(Some(TIMEOUT)).ok()?;
+    let length = body.len();
+    let head = format!("{request} HTTP/1.0\r\nhost: 127.0.0.1:{port}\r\ncontent-length: {length}\r\n{headers}\r\n");
+    socket.write_all((head + body).as_bytes()).ok()?;
+    let mut reply = Vec::new();
+    socket.read_to_end(&mut reply).ok()?;
+    let reply = String::from_utf8(reply).ok()?;
+    let (head, body) = reply.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}

@@ -1,0 +1,217 @@
+//! Every expression of every panel and rule, asked of a real Prometheus that scrapes two loaded gateways.
+//!
+//! Each must return data, unless its table or [`QUIET`] says why not. Each panel is asked three times for the same moment: for
+//! the first replica, the second and both; the value for both must follow from those of each as its table says
+//! ([`Replicas`]). Then one engine is killed, and what both replicas show must be one backend less, not two.
+//!
+//! About half a minute. `SLUICE_BIN` names another build of sluice.
+
+mod deployment;
+mod http;
+mod prometheus;
+
+use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::boards;
+use crate::metrics::{named, selecting, to_come};
+use crate::panel::{Replicas, Target};
+use deployment::{Deployment, eventually};
+use prometheus::{Prometheus, Vector};
+
+/// Seconds of load; the test ends it when it is done.
+const LOAD: u32 = 120;
+/// Requests that each replica completes before it is asked.
+const COMPLETED: f64 = 160.0;
+/// How long ago is asked about, seconds: every scrape of that moment is stored by then.
+const AGO: f64 = 2.0;
+/// Window in place of `$__rate_interval`.
+const WINDOW: &str = "15s";
+/// Relative error of sums of floats.
+const ROUNDING: f64 = 1e-9;
+/// Metrics of rules that have no series here, and why.
+const QUIET: [(&str, &str); 1] =
+    [("sluice_tls_certificate_expiry_timestamp_seconds", "the gateways of this test use no TLS")];
+
+struct Asked<'a> {
+    prometheus: &'a Prometheus,
+    replicas: [String; 2],
+    at: f64,
+}
+
+/// Rates of a histogram's buckets are extrapolated one by one, so a quantile of two replicas can lie just outside of those of
+/// each. That of their counts since the start cannot.
+fn of_counts(expr: &str) -> String {
+    if expr.contains("histogram_quantile") { expr.replace("rate(", "last_over_time(") } else { expr.to_owned() }
+}
+
+/// An expression with the values of the variables other than the replica.
+fn filled(expr: &str) -> String {
+    let values = [("$job", "gw"), ("$pool", ".*"), ("$model", ".*"), ("$__rate_interval", WINDOW)];
+    values.iter().fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
+}
+
+impl Asked<'_> {
+    /// For both replicas, as Grafana asks.
+    fn both(&self, target: &Target) -> Vector {
+        let [a, b] = &self.replicas;
+        self.prometheus.query(&filled(&target.expr).replace("$instance", &format!("{a}|{b}")), Some(self.at))
+    }
+
+    /// For the first replica, the second, and both.
+    fn three(&self, expr: impl Fn(&str) -> String) -> [Vector; 3] {
+        let [a, b] = &self.replicas;
+        [a.clone(), b.clone(), format!("{a}|{b}")].map(|one| self.prometheus.query(&expr(&one), Some(self.at)))
+    }
+
+    fn panel(&self, target: &Target) -> [Vector; 3] {
+        let expr = of_counts(&filled(&target.expr));
+        self.three(|replicas| expr.replace("$instance", replicas))
+    }
+}
+
+/// What is wrong with the value for both replicas.
+fn disagreement(replicas: Replicas, [a, b, both]: &[Vector; 3]) -> Option<String> {
+    let known: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let close = |left: f64, right: f64| (left - right).abs() <= ROUNDING * left.abs().max(right.abs()).max(1.0);
+    let right = |(labels, value): (&String, &f64)| {
+        let each = [a.get(labels), b.get(labels)];
+        let of_each = || each.iter().copied().flatten().copied();
+        match replicas {
+            Replicas::Add => close(of_each().sum(), *value),
+            Replicas::Apart => of_each().count() == 1 && close(of_each().sum(), *value),
+            Replicas::Between => {
+                let (least, most) =
+                    (of_each().fold(f64::INFINITY, f64::min), of_each().fold(f64::NEG_INFINITY, f64::max));
+                (least <= *value && *value <= most) || close(least, *value) || close(most, *value)
+            }
+        }
+    };
+    if let Some(wrong) = both.iter().find(|one| !right(*one)) {
+        return Some(format!("{wrong:?} does not follow from {a:?} and {b:?}"));
+    }
+    let lost = known.into_iter().find(|labels| replicas != Replicas::Between && !both.contains_key(*labels));
+    lost.map(|labels| format!("{labels} is missing for both"))
+}
+
+/// Whether an expression is about the engine that the first gateway runs, which is there.
+fn runs_engines(expr: &str) -> bool {
+    named(expr).iter().any(|(metric, _)| metric.starts_with("sluice_engine_") && !to_come(metric))
+}
+
+fn panels(asked: &Asked<'_>, complaints: &mut Vec<String>) {
+    let (mut with_data, mut empty) = (0, Vec::new());
+    let boards = boards::all();
+    let of_panels = boards.iter().flat_map(|board| {
+        board.panels.iter().flat_map(move |panel| panel.targets.iter().map(move |one| (board.name, panel.title, one)))
+    });
+    let marks = boards::marks();
+    let of_marks = marks.iter().map(|(name, _, target)| ("marks", *name, target));
+    for (board, title, target) in of_panels.chain(of_marks) {
+        if !asked.both(target).is_empty() {
+            with_data += 1;
+            let values = asked.panel(target);
+            complaints.extend(
+                disagreement(target.replicas, &values).map(|why| format!("{board}, {title}: {why}: {}", target.expr)),
+            );
+        } else if let Some(why) = target.may_be_empty.filter(|_| !runs_engines(&target.expr)) {
+            empty.push(format!("{board}, {title}: {why}"));
+        } else {
+            complaints.push(format!("{board}, {title} has no data: {}", target.expr));
+        }
+    }
+    println!(
+        "panels: {with_data} expressions with data; {} are empty as expected:\n  {}",
+        empty.len(),
+        empty.join("\n  ")
+    );
+}
+
+fn rules(asked: &Asked<'_>, complaints: &mut Vec<String>) {
+    let (mut recorded, mut alerts) = (0, 0);
+    for (name, expr, kind) in asked.prometheus.rules() {
+        if kind == "recording" {
+            let values = asked.three(|replicas| selecting(&of_counts(&expr), replicas));
+            if asked.prometheus.query(&expr, Some(asked.at)).is_empty() {
+                complaints.push(format!("{name} has no data: {expr}"));
+            }
+            complaints.extend(disagreement(Replicas::Between, &values).map(|why| format!("{name}: {why}")));
+            recorded += 1;
+            continue;
+        }
+        // All is well, so an alert's expression is empty; what it is made of must be there.
+        asked.prometheus.query(&expr, Some(asked.at));
+        for (metric, _) in named(&expr) {
+            let quiet = QUIET.iter().any(|(name, _)| *name == metric);
+            if !quiet
+                && !to_come(&metric)
+                && asked.prometheus.query(&format!("count({metric})"), Some(asked.at)).is_empty()
+            {
+                complaints.push(format!("alert {name}: {metric} has no series"));
+            }
+        }
+        alerts += 1;
+    }
+    println!("rules: {recorded} recorded with data, {alerts} alerts with series");
+    assert!(recorded > 10 && alerts > 15);
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
+
+#[test]
+#[ignore = "needs Prometheus and takes half a minute"]
+fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
+    let mut deployment = Deployment::start();
+    let ports: Vec<u16> = deployment.gateways.iter().map(|gateway| gateway.admin).collect();
+    let prometheus = Prometheus::start(&ports);
+    eventually("both are scraped", || prometheus.query("sum(up)", None).values().sum::<f64>() == 2.0);
+    let _load: Vec<_> =
+        deployment.gateways.iter().zip([14.0, 7.0]).map(|(gateway, rate)| gateway.load(rate, LOAD)).collect();
+    deployment.gateways.iter().for_each(|gateway| gateway.use_the_rest());
+    let completed = "min(sum by (instance) (sluice_requests_total{outcome=\"completed\"}))";
+    // The window of the rates must lie in the load.
+    let loaded = "min(sum by (instance) (min_over_time(sluice_requests_total{outcome=\"completed\"}[15s] offset 2s)))";
+    eventually("both have served", || {
+        deployment.gateways.iter().for_each(|gateway| gateway.tokenize());
+        let least = |expr: &str| prometheus.query(expr, None).values().copied().fold(f64::INFINITY, f64::min);
+        let served = |value: f64| value.is_finite() && value > 0.0;
+        served(least(loaded)) && least(completed) >= COMPLETED && least(completed).is_finite()
+    });
+    let replicas = [0, 1].map(|index| format!("127.0.0.1:{}", ports[index]));
+    let asked = Asked { prometheus: &prometheus, replicas, at: now() - AGO };
+    let mut complaints = Vec::new();
+    panels(&asked, &mut complaints);
+    rules(&asked, &mut complaints);
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    one_engine_less(&asked, &mut deployment);
+}
+
+/// Kills the engine of the long prompts and asks about the pools that both replicas have.
+fn one_engine_less(asked: &Asked<'_>, deployment: &mut Deployment) {
+    let boards = boards::all();
+    let find = |title: &str| {
+        let mut panels = boards.iter().flat_map(|board| &board.panels);
+        let panel = panels.find(|panel| panel.title == title).unwrap_or_else(|| panic!("no panel {title}"));
+        panel.targets[0].clone()
+    };
+    let shared = |title: &str| {
+        let mut target = find(title);
+        target.expr = target.expr.replace("$pool", "short|long");
+        move |at: f64| Asked { at, replicas: asked.replicas.clone(), ..*asked }.panel(&target)
+    };
+    let (ready, state) = (shared("Backends ready"), shared("State of backends"));
+    let single = |values: [Vector; 3]| values.map(|one| one.values().copied().collect::<Vec<f64>>());
+    assert_eq!(single(ready(asked.at)), [[2.0], [2.0], [2.0]]);
+    deployment.engines.pop();
+    eventually("both replicas and their sum show one ready backend", || single(ready(now())) == [[1.0], [1.0], [1.0]]);
+    let states = state(now());
+    // 0 is ready; 5 and 6 are ejected and down.
+    let is_out = |vector: &Vector| vector.iter().any(|(labels, value)| labels.contains("gpu1") && *value >= 5.0);
+    assert!(states.iter().all(|one| one.len() == 2 && is_out(one)), "{states:?}");
+    let pending =
+        || asked.prometheus.query("ALERTS{alertname=\"SluiceNoBackendReady\",pool=\"long\"}", None).len() == 2;
+    eventually("an alert for the pool without a backend begins on both replicas", pending);
+    println!("one engine less: 1 ready with one replica and with two, and an alert began");
+}

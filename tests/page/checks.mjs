@@ -1,0 +1,238 @@
+// The checks of the live page, in the order of an operator's visit. Each is one line of output; the last line counts them. A check that fails
+// does not keep the others from running.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { Rig, TOKEN, live, show, until } from "./rig.mjs";
+
+const VIEWS = ["overview", "latency", "experiments", "tuner", "requests"];
+const SECONDS = 75;
+const shots = process.argv[2];
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const rig = new Rig();
+const began = Date.now();
+let passed = 0, failed = 0, page;
+
+async function check(name, run) {
+  try {
+    await run();
+    passed++;
+    console.log(`ok   ${((Date.now() - began) / 1000).toFixed(0).padStart(3)} s  ${name}`);
+  } catch (error) {
+    failed++;
+    console.log(`FAIL ${((Date.now() - began) / 1000).toFixed(0).padStart(3)} s  ${name}\n     ${String(error.stack || error).split("\n").slice(0, 6).join("\n     ")}`);
+  }
+}
+
+const text = (selector, on = page) => on.locator(selector).first().innerText();
+/** The number of a tile of all pools. */
+const tile = async caption => parseFloat(await page.locator(".tile", { hasText: caption }).first().locator("b").innerText());
+const row = (backend, on = page) => on.locator(".engines tr", { has: on.locator("b", { hasText: new RegExp(`^${backend}$`) }) });
+const button = (backend, action, on = page) => row(backend, on).locator(`[data-action=${action}]`);
+
+async function violations(on) {
+  // As a script of the browser, which the page's policy does not restrict.
+  await on.evaluate(axe);
+  const { violations } = await on.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  const serious = violations.filter(found => ["serious", "critical"].includes(found.impact));
+  return serious.map(found => `${found.id}: ${found.help} (${found.nodes.slice(0, 2).map(node => node.target + " " + node.failureSummary).join("; ")})`);
+}
+
+async function checks() {
+  await check("the page asks for the token, refuses a wrong one and shows nothing before", async () => {
+    page = await rig.page({ token: false });
+    await page.waitForSelector("#locked[open]");
+    await page.fill("#token", "wrong");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.getElementById("locked-text").textContent.includes("not the admin token"));
+    assert.equal(await page.locator(".engines").count(), 0);
+    await page.fill("#token", TOKEN);
+    await page.keyboard.press("Enter");
+    await live(page);
+    const unexpected = page.complaints.filter(complaint => !complaint.includes("401"));
+    assert.deepEqual([unexpected, page.elsewhere], [[], []]);
+    await page.context().close();
+  });
+
+  page = await rig.page();
+  await check("pools, backends and models are shown", async () => {
+    for (const backend of ["gpu0", "gpu1", "gpu2"]) assert.equal(await row(backend).locator(".chip").first().innerText(), "ready");
+    await page.waitForFunction(() => document.body.innerText.includes("3 of 3 backends"));
+    await row("gpu0").locator("summary").click();
+    assert.match(await row("gpu0").innerText(), /max-num-seqs=64/);
+    assert.equal(await button("gpu2", "restart").count(), 0, "an engine that the gateway does not run has no restart");
+  });
+
+  await check("a restart shows its phases", async () => {
+    await button("gpu0", "restart").click();
+    await page.click("#confirm-yes");
+    await page.locator(".toast", { hasText: "gpu0 restarts." }).waitFor();
+    await row("gpu0").locator(".reason", { hasText: /engine: (drain|stop|start|adapters|golden|warm up|ramp) for/ }).first().waitFor();
+    await until("it is back", async () => await rig.state("short", "gpu0") === "ready");
+  });
+
+  await check("live values change under load", async () => {
+    assert.equal(await tile("requests"), 0);
+    rig.load(SECONDS);
+    const seen = new Set();
+    await until("five different rates", async () => seen.add(await tile("requests")).size >= 5);
+    assert.ok(await tile("in flight") > 0);
+    assert.equal(await row("gpu0").locator("details").getAttribute("open"), "", "what was opened stays open");
+  });
+
+  await check("the parts of the time to first token add up to it", async () => {
+    const { recent } = await rig.get("/admin/history");
+    const short = recent.classes.find(one => one.class === "short").ttft_parts.all;
+    const sum = short.queue + short.connect + short.backend + short.other;
+    assert.ok(Math.abs(sum / short.ttft - 1) < .01 && short.queue > 0 && short.backend > 0, JSON.stringify(short));
+    assert.ok(await page.locator(".stack[role=img]").count() >= 4);
+    await show(page, "latency");
+    for (const name of ["TTFT", "ITL", "TPOT", "E2EL"]) assert.match(await text(`th[scope=row]:text-is("${name}") + td`), /^[\d.]+ m?s$/);
+    await page.click("text=by pool");
+    await page.locator("#view h2", { hasText: "pool short" }).waitFor();
+    await page.click("text=by class");
+    const curve = () => page.locator(".curve.p99").first().getAttribute("d");
+    const before = await curve();
+    await until("a curve moves", async () => await curve() !== before);
+  });
+
+  await check("a request is found by its id", async () => {
+    const body = JSON.stringify({ model: "default", stream: true, max_tokens: 16, messages: [{ role: "user", content: "SECRET words" }] });
+    const answer = await fetch(rig.client + "/v1/chat/completions", { method: "POST", headers: { "content-type": "application/json", "x-request-id": "visit/1" }, body });
+    await answer.text();
+    await show(page, "requests");
+    await page.fill("input[name=id]", "visit/1");
+    await page.keyboard.press("Enter");
+    await page.locator(".timeline .lane").first().waitFor();
+    assert.match(await text(".timeline"), /visit\/1[\s\S]*wait for the backend|queue full|queue timeout/);
+    assert.ok(!(await page.content()).includes("SECRET"));
+    await page.fill("input[name=id]", "unknown");
+    await page.click("text=Show");
+    await page.locator("[role=alert]", { hasText: "no request with this id" }).waitFor();
+    page.complaints = page.complaints.filter(complaint => !complaint.includes("404"));
+    await page.locator("table button.link").first().click();
+    await page.locator(".timeline .lane").first().waitFor();
+  });
+
+  await check("an experiment appears with its confidence sequences", async () => {
+    await show(page, "experiments");
+    await page.locator("#view h2", { hasText: "sql-adapter" }).waitFor();
+    await page.waitForFunction(() => document.querySelectorAll(".band").length === 3);
+    const requests = await page.locator("tbody tr", { hasText: "control" }).locator("td").nth(3).innerText();
+    assert.ok(parseInt(requests) > 50, requests);
+  });
+
+  await check("the tuner proposes; approve, freeze and resume work", async () => {
+    await show(page, "tuner");
+    // It measures for ten seconds at least, and begins anew when a backend enters or leaves rotation: hence before the drain.
+    await page.locator(".events .chip", { hasText: "proposed" }).waitFor({ timeout: 40_000 });
+    await page.locator("[data-action=approve]").first().click();
+    await page.click("#confirm-yes");
+    await page.locator(".events .chip", { hasText: "tried" }).waitFor();
+    await page.locator("[data-action=freeze]").click();
+    await page.click("#confirm-yes");
+    await page.locator(".chip", { hasText: "frozen by an operator" }).waitFor();
+    await page.locator("[data-action=resume]").click();
+    await page.click("#confirm-yes");
+    await page.locator("[data-action=freeze]").waitFor();
+  });
+
+  await check("drain asks first, works, and enable undoes it", async () => {
+    await show(page, "overview");
+    await button("gpu1", "drain").click();
+    await page.click("#confirm-no");
+    assert.equal(await rig.state("short", "gpu1"), "ready");
+    await button("gpu1", "drain").click();
+    await page.click("#confirm-yes");
+    await row("gpu1").locator(".chip", { hasText: "draining" }).waitFor();
+    assert.equal(await rig.state("short", "gpu1"), "draining");
+    await button("gpu1", "enable").click();
+    await page.keyboard.press("Escape");
+    await button("gpu1", "enable").press("Enter");
+    await page.click("#confirm-yes");
+    await row("gpu1").locator(".chip", { hasText: "ready" }).waitFor();
+  });
+
+  await check("drain needs the token", async () => {
+    await page.evaluate(() => sessionStorage.removeItem("token"));
+    await button("gpu1", "drain").click();
+    await page.click("#confirm-yes");
+    await page.waitForSelector("#locked[open]");
+    assert.equal(await rig.state("short", "gpu1"), "ready");
+    await page.fill("#token", TOKEN);
+    await page.keyboard.press("Enter");
+    await until("it drains", async () => await rig.state("short", "gpu1") === "draining");
+    await button("gpu1", "enable").click();
+    await page.click("#confirm-yes");
+    await until("it is enabled", async () => await rig.state("short", "gpu1") === "ready");
+    page.complaints = page.complaints.filter(complaint => !complaint.includes("401"));
+  });
+
+  await check("the keyboard reaches everything", async () => {
+    await page.evaluate(() => { document.activeElement.blur(); scrollTo(0, 0); });
+    await page.goto(rig.admin + "/#overview");
+    await page.reload();
+    await live(page);
+    await page.keyboard.press("Tab");
+    assert.equal(await page.evaluate(() => document.activeElement.className), "skip");
+    await page.keyboard.press("Tab");
+    await page.keyboard.press("Tab");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => location.hash === "#latency" && document.querySelector("#nav [aria-current]").hash === "#latency");
+    await page.click("#theme");
+    assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
+    await page.click("#theme");
+    assert.equal(await page.evaluate(() => getComputedStyle(document.documentElement).colorScheme), "dark");
+    await page.click("#theme");
+  });
+
+  for (const colorScheme of ["light", "dark"]) {
+    await check(`no serious fault of accessibility, ${colorScheme}`, async () => {
+      const on = await rig.page({ colorScheme });
+      for (const view of VIEWS) {
+        await show(on, view);
+        if (view === "requests") await on.locator("table button.link").first().click();
+        if (view === "overview") await row("gpu0", on).locator("summary").click();
+        assert.deepEqual(await violations(on), [], view);
+        await on.screenshot({ path: `${shots}/${colorScheme === "light" ? "desktop" : "dark"}-${view}.png`, fullPage: true });
+      }
+      assert.deepEqual([on.complaints, on.elsewhere], [[], []]);
+      await on.context().close();
+    });
+  }
+
+  await check("a phone shows everything without scrolling sideways", async () => {
+    const phone = await rig.page({ width: 390, height: 844 });
+    for (const view of VIEWS) {
+      await show(phone, view);
+      const [wide, room] = await phone.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+      assert.ok(wide <= room, `${view}: ${wide} px of ${room}`);
+      await phone.screenshot({ path: `${shots}/phone-${view}.png`, fullPage: true });
+    }
+    assert.deepEqual(await violations(phone), []);
+    await phone.context().close();
+  });
+
+  await check("no console errors, and no request to another host", async () => assert.deepEqual([page.complaints, page.elsewhere], [[], []]));
+
+  await check("a gateway that stops answering is shown as not connected, and found again", async () => {
+    rig.gateway.kill("SIGSTOP");
+    await page.locator("#live", { hasText: "not connected" }).waitFor();
+    assert.ok(await page.locator("#notice").isVisible());
+    rig.gateway.kill("SIGCONT");
+    await live(page);
+    await page.locator("#notice").waitFor({ state: "hidden" });
+  });
+}
+
+try {
+  await rig.up();
+  await checks();
+} catch (error) {
+  failed++;
+  console.log(`FAIL ${error.stack}`);
+} finally {
+  await rig.down();
+}
+console.log(`${passed} passed, ${failed} failed`);
+process.exitCode = failed ? 1 : 0;
