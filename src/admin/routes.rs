@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::access::{Denied, Protection};
 use super::control::Control;
+use super::engine_log::{self, LogQuery};
 use super::error::{BackendRestartError, ReloadError};
 use super::experiments::{ExperimentError, ExperimentRoute};
 use super::restart_query::{self, decode};
@@ -69,6 +70,7 @@ enum Route {
     Reload,
     SetDraining { pool: String, backend: String, draining: bool },
     Restart { pool: String, backend: String },
+    EngineLog { pool: String, backend: String },
     Experiments(ExperimentRoute),
     Feedback(String),
     Tuner(TunerRoute),
@@ -96,6 +98,7 @@ impl Route {
                     "drain" => Self::SetDraining { pool, backend, draining: true },
                     "enable" => Self::SetDraining { pool, backend, draining: false },
                     "restart" => Self::Restart { pool, backend },
+                    "log" => Self::EngineLog { pool, backend },
                     _ => return None,
                 }
             }
@@ -105,7 +108,9 @@ impl Route {
     /// The methods of its path.
     fn methods(&self) -> &'static [Method] {
         match self {
-            Self::Page | Self::Metrics | Self::Health | Self::Status => &[Method::GET, Method::HEAD],
+            Self::Page | Self::Metrics | Self::Health | Self::Status | Self::EngineLog { .. } => {
+                &[Method::GET, Method::HEAD]
+            }
             Self::Experiments(route) => route.methods(),
             Self::Tuner(route) => route.methods(),
             Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Feedback(_) => &[Method::POST],
@@ -124,7 +129,7 @@ impl Route {
         match self {
             Self::Health => Protection::None,
             Self::Page | Self::Metrics => Protection::Host,
-            Self::Status | Self::Tuner(TunerRoute::Show) => Protection::Token,
+            Self::Status | Self::EngineLog { .. } | Self::Tuner(TunerRoute::Show) => Protection::Token,
             Self::Experiments(route) if !route.is_change() => Protection::Token,
             Self::Reload
             | Self::SetDraining { .. }
@@ -207,6 +212,7 @@ impl Admin {
             Route::Reload => self.reload(),
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
             Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
+            Route::EngineLog { pool, backend } => self.engine_log(&pool, &backend, query),
             Route::Experiments(route) => self.experiments(route, body),
             Route::Tuner(route) => self.tuner(route),
             Route::Feedback(id) => self.feedback(&id, &body),
@@ -236,6 +242,20 @@ impl Admin {
                 json(StatusCode::OK, &json!({ "pool": pool, "backend": backend, "draining": draining }))
             }
             Err(unknown) => error(StatusCode::NOT_FOUND, "no_such_backend", &unknown.to_string()),
+        }
+    }
+
+    fn engine_log(&self, pool: &str, backend: &str, query: &str) -> AdminResponse {
+        let LogQuery { after, most } = match LogQuery::parse(query) {
+            Ok(parsed) => parsed,
+            Err(wrong) => return error(StatusCode::BAD_REQUEST, "bad_request", &wrong.to_string()),
+        };
+        match self.control.engine_log(pool, backend, after, most) {
+            Ok(lines) => json(StatusCode::OK, &lines),
+            Err(refused) => {
+                let (status, code) = engine_log::refusal(&refused);
+                error(status, code, &refused.to_string())
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
 use crate::admin::status::find;
-use crate::admin::{self, About, Access, BackendRestartError, Control, NoSuchBackend, Status};
-use crate::fleet::{ChangeStarted, RestartRequest};
+use crate::admin::{self, About, Access, BackendLogError, BackendRestartError, Control, NoSuchBackend, Status};
+use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
 
 impl Control for App {
     fn access(&self) -> Access {
@@ -58,6 +58,17 @@ impl Control for App {
             }
         }
         Ok(())
+    }
+
+    fn engine_log(
+        &self,
+        pool: &str,
+        backend: &str,
+        after: Option<u64>,
+        most: usize,
+    ) -> Result<LogLines, BackendLogError> {
+        find(&self.admission.view(), pool, backend)?;
+        Ok(self.fleet.log(&format!("{pool}/{backend}"), after, most)?)
     }
 
     fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {
