@@ -15,7 +15,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 
 use super::admin_command::{AdminPort, with_client};
 use super::backend_list::activity;
-use super::terminal::stdout_width;
+use super::terminal::{stdout_width, wrapped};
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
 use crate::telemetry::Quantiles;
@@ -121,13 +121,15 @@ fn render(status: &Status, style: Style) -> String {
     }
     text.push('\n');
     for pool in &status.pools {
-        text.push_str(&format!("{}\n", headline(pool)));
+        let line = format!("{}\n", headline(pool));
+        text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
     }
     text.push_str(&format!("\n{}\n", table(status, style)));
     let backends = status.pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
     for (pool, backend) in backends {
         if let Some(reason) = why(backend) {
-            text.push_str(&format!("{}/{}: {reason}\n", pool.name, backend.name));
+            let line = format!("{}/{}: {reason}\n", pool.name, backend.name);
+            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
         }
     }
     text

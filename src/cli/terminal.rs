@@ -65,6 +65,11 @@ impl<W: Write> Drop for LiveLines<W> {
     }
 }
 
+/// The text for stdout, wrapped where it is a terminal. Colours are not for it: they count as characters.
+pub(super) fn fitted(text: &str) -> String {
+    stdout_width().map_or_else(|| text.to_owned(), |width| wrapped(text, width))
+}
+
 /// The text with line feeds in place of blanks, so that no line is longer than `width` unless one word is.
 pub(super) fn wrapped(text: &str, width: usize) -> String {
     let wrap = |line: &str| {

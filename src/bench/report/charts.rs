@@ -41,34 +41,39 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
         2..=MOST_CLASSES => classes,
         _ => vec![("all".to_owned(), Metrics::of(run))],
     };
-    let plots = MEASURES.map(|(measure, title)| distribution(&parts, measure, title, &objectives(&[run], measure)));
+    let plots =
+        MEASURES.map(|(measure, title)| distribution(&parts, measure, title, &objectives(&[run], measure, None)));
     plots.into_iter().filter(|plot| !plot.is_empty()).collect()
 }
 
 /// An objective of some classes: its name, and its value in seconds.
 type Objective = (String, f64);
 
-/// The different objectives of runs for a measure, at most [`MOST_CLASSES`]; those of a class only if they differ.
-pub(super) fn objectives(runs: &[&RunResult], measure: &str) -> Vec<Objective> {
+/// The different objectives of runs for a measure, at most [`MOST_CLASSES`]: those of `class`, or of all classes, which are named
+/// unless all have the same one.
+pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>) -> Vec<Objective> {
     let of = |slo: &Slo| match measure {
         "ttft" => slo.ttft,
         "tpot" => slo.tpot,
         "e2el" => slo.e2el,
         _ => None,
     };
-    let mut found: Vec<(String, f64)> = Vec::new();
+    let mut found: Vec<(&str, Option<f64>)> = Vec::new();
     for run in runs {
         let config = &run.config;
-        let classes = config.classes.iter().enumerate();
-        let named =
-            classes.map(|(index, class)| (class.name.as_str(), config.slo_of(u32::try_from(index).unwrap_or(0))));
-        let all: Vec<(&str, &Slo)> = if config.classes.is_empty() { vec![("", &config.slo)] } else { named.collect() };
-        found.extend(all.into_iter().filter_map(|(name, slo)| Some((name.to_owned(), of(slo)? / 1e3))));
+        if config.classes.is_empty() {
+            found.push(("", of(&config.slo)));
+        }
+        for (index, own) in
+            config.classes.iter().enumerate().filter(|(_, own)| class.is_none_or(|name| own.name == name))
+        {
+            found.push((&own.name, of(config.slo_of(u32::try_from(index).unwrap_or(u32::MAX)))));
+        }
     }
-    let alike = found.iter().all(|(_, bound)| Some(*bound) == found.first().map(|(_, first)| *first));
+    let alike = found.iter().all(|(_, bound)| *bound == found[0].1);
     let mut objectives: Vec<Objective> = Vec::new();
-    for (name, bound) in found {
-        let of = if alike || name.is_empty() { String::new() } else { format!(" for {name}") };
+    for (name, bound) in found.into_iter().filter_map(|(name, bound)| Some((name, bound? / 1e3))) {
+        let of = if alike || class.is_some() || name.is_empty() { String::new() } else { format!(" for {name}") };
         let objective = (format!("objective{of} {}", duration_text(bound)), bound);
         if !objectives.contains(&objective) && objectives.len() < MOST_CLASSES {
             objectives.push(objective);
@@ -217,7 +222,7 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
         x: Axis { from_zero: true, ..axis("sent, from the start (s)".to_owned()) },
         y: Axis { from_zero: true, ..axis(format!("TTFT ({unit})")) },
         series,
-        levels: lines(&objectives(&[run], "ttft"), scale).collect(),
+        levels: lines(&objectives(&[run], "ttft", None), scale).collect(),
         ..Plot::default()
     }
 }
@@ -305,7 +310,7 @@ impl Sweep {
             let log = largest > 30.0 * least && least > 0.0;
             let label = format!("{} ({unit})", measure.to_uppercase());
             let series = vec![line("P50", 0, &of(50.0, measure, scale)), line("P99", 1, &of(99.0, measure, scale))];
-            let levels = lines(&objectives(&runs.iter().collect::<Vec<_>>(), measure), scale).collect();
+            let levels = lines(&objectives(&runs.iter().collect::<Vec<_>>(), measure, None), scale).collect();
             plots.push(Plot { levels, ..plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series) });
         }
         // The two most important plots are side by side.
@@ -375,17 +380,22 @@ mod tests {
             slo: Slo { ttft, ..Slo::default() },
             ..ClassConfig::default()
         };
-        let with = |short, long| {
+        let run = |short, long| {
             let config =
                 RunConfig { classes: vec![class("short", short), class("long", long)], ..RunConfig::default() };
-            objectives(&[&RunResult { config, ..RunResult::default() }], "ttft")
+            RunResult { config, ..RunResult::default() }
         };
+        let with = |short, long| objectives(&[&run(short, long)], "ttft", None);
         assert_eq!(with(Some(300.0), Some(300.0)), [("objective 300 ms".to_owned(), 0.3)]);
         assert_eq!(
             with(Some(300.0), Some(2000.0)),
             [("objective for short 300 ms".to_owned(), 0.3), ("objective for long 2 s".to_owned(), 2.0)]
         );
+        assert_eq!(with(Some(300.0), None), [("objective for short 300 ms".to_owned(), 0.3)]);
         assert_eq!(with(None, None), []);
+        let of = |class| objectives(&[&run(Some(300.0), None)], "ttft", Some(class));
+        assert_eq!(of("short"), [("objective 300 ms".to_owned(), 0.3)]);
+        assert_eq!(of("long"), [], "that of another class");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! A table of text that fits the terminal without breaking a cell.
 //!
 //! The first column names the row and is aligned to the left, the others to the right. Where the table is wider than the
-//! terminal, it is divided into blocks of whole columns, one below the other, each with the names again: nothing is left out,
-//! and no number is cut in two. Without a width the table is one block. Columns are counted as characters.
+//! terminal, its columns move together; where that is not enough, it is divided into blocks of whole columns, one below the
+//! other, each with the names again: nothing is left out, and no number is cut in two. Without a width the table is one block.
+//! Columns are counted as characters.
 
 use std::fmt;
 
@@ -13,6 +14,27 @@ use comfy_table::{CellAlignment, Table, presets};
 pub struct Columns {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
+}
+
+/// Blanks between two columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gap {
+    Three,
+    Two,
+    One,
+}
+
+impl Gap {
+    const ALL: [Self; 3] = [Self::Three, Self::Two, Self::One];
+
+    /// Blanks on the left and the right of a cell, besides the one between two cells.
+    fn padding(self) -> (u16, u16) {
+        match self {
+            Self::Three => (1, 1),
+            Self::Two => (0, 1),
+            Self::One => (0, 0),
+        }
+    }
 }
 
 impl Columns {
@@ -28,16 +50,19 @@ impl Columns {
 
     /// The table in at most `width` columns of the terminal, as far as two columns of the table fit.
     pub fn text(&self, width: Option<usize>) -> String {
-        let blocks: Vec<String> = self.blocks(width).iter().map(|columns| self.block(columns)).collect();
+        let fits = |gap: &Gap| width.is_none_or(|width| self.blocks(Some(width), *gap).len() == 1);
+        let gap = Gap::ALL.into_iter().find(fits).unwrap_or(Gap::Two);
+        let blocks: Vec<String> = self.blocks(width, gap).iter().map(|columns| self.block(columns, gap)).collect();
         blocks.join("\n")
     }
 
     /// Which columns each block has.
-    fn blocks(&self, width: Option<usize>) -> Vec<Vec<usize>> {
+    fn blocks(&self, width: Option<usize>, gap: Gap) -> Vec<Vec<usize>> {
         let wide = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.header.get(column));
-            // A blank on each side, and one between two columns.
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + 3
+            let (left, right) = gap.padding();
+            // With the blank between two columns.
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + usize::from(left + right) + 1
         };
         let (mut blocks, mut block) = (Vec::new(), vec![0]);
         let mut used = wide(0);
@@ -53,7 +78,7 @@ impl Columns {
         blocks
     }
 
-    fn block(&self, columns: &[usize]) -> String {
+    fn block(&self, columns: &[usize], gap: Gap) -> String {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
         let of = |row: &[String]| -> Vec<String> { columns.iter().filter_map(|at| row.get(*at)).cloned().collect() };
@@ -61,8 +86,9 @@ impl Columns {
         for row in &self.rows {
             table.add_row(of(row));
         }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
+        for (at, column) in table.column_iter_mut().enumerate() {
+            column.set_padding(gap.padding());
+            column.set_cell_alignment(if at == 0 { CellAlignment::Left } else { CellAlignment::Right });
         }
         table.to_string()
     }
@@ -87,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_too_wide_is_divided_into_blocks_with_the_names_in_each() {
-        for width in [45, 60, 70] {
+        for width in [45, 50, 60] {
             let text = columns().text(Some(width));
             let longest = text.lines().map(|line| line.chars().count()).max().unwrap();
             assert!(longest <= width, "{longest} of {width}:\n{text}");
@@ -103,7 +129,11 @@ mod tests {
         let whole = columns().text(None);
         let width = whole.lines().next().unwrap().chars().count();
         assert_eq!(columns().text(Some(width)), whole);
-        assert_ne!(columns().text(Some(width - 1)), whole);
+        for (less, gap) in [(1, "two blanks"), (6, "one blank")] {
+            let text = columns().text(Some(width - less));
+            assert!(text.lines().all(|line| line.chars().count() <= width - less), "{gap}: {text}");
+            assert_eq!(text.matches("a much longer name").count(), 1, "{gap}: {text}");
+        }
         assert_eq!(whole.matches("a much longer name").count(), 1);
     }
 }

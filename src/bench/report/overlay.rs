@@ -66,7 +66,12 @@ pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, 
         let variants: Vec<(String, Metrics)> = names.iter().take(MOST_RUNS).enumerate().filter_map(of_class).collect();
         for (measure, title) in measures {
             let title = class.map_or_else(|| (*title).to_owned(), |class| format!("{class}: {title}"));
-            plots.push(distribution(&variants, measure, &title, &objectives(&shown, measure)));
+            plots.push(distribution(
+                &variants,
+                measure,
+                &title,
+                &objectives(&shown, measure, class.map(String::as_str)),
+            ));
         }
     }
     plots.retain(|plot| !plot.is_empty());

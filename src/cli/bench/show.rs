@@ -18,7 +18,7 @@ use crate::bench::report::table;
 use crate::bench::result::csv::RequestCsv;
 use crate::bench::result::file;
 use crate::bench::{Extent, Metrics, RunPlan, RunResult};
-use crate::cli::terminal::stdout_width;
+use crate::cli::terminal::{fitted, stdout_width};
 
 /// Where results are printed and saved.
 pub(super) struct Output<'a> {
@@ -64,8 +64,10 @@ impl<'a> Output<'a> {
         let Some((name, result)) = self.results.last() else { return Ok(()) };
         if !self.args.json {
             match self.varied {
-                Some(varied) => print(&format!("\n{varied} {name}\n{}", table::table(result, stdout_width())))?,
-                None => print(&table::table(result, stdout_width()))?,
+                Some(varied) => {
+                    print(&fitted(&format!("\n{varied} {name}\n{}", table::table(result, stdout_width()))))?;
+                }
+                None => print(&fitted(&table::table(result, stdout_width())))?,
             }
         }
         if let Some(out) = &mut self.csv {

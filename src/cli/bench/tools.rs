@@ -15,7 +15,7 @@ use crate::bench::report::columns::Columns;
 use crate::bench::report::compare::{self, CompareOptions, Comparison, Unit};
 use crate::bench::result::file;
 use crate::bench::{RunResult, report};
-use crate::cli::terminal::stdout_width;
+use crate::cli::terminal::{fitted, stdout_width};
 use crate::stats::Estimate;
 
 /// Commands for saved results
@@ -127,7 +127,7 @@ fn compare(args: &CompareArgs) -> ExitCode {
                 continue;
             }
             let title = if many { format!("\n{name}\n") } else { String::new() };
-            print(format!("{title}{}\n", comparison_text(&comparison)))?;
+            print(fitted(&format!("{title}{}\n", comparison_text(&comparison))))?;
         }
         match (args.json, many) {
             (false, _) => Ok(()),
