@@ -171,9 +171,9 @@ mod tests {
         progress.record_sent();
         progress.record_ended(Some(0.25), false);
         progress.record_ended(None, true);
+        assert_eq!(progress.recent_ttfts(), [0.25], "the old ones are still in memory");
         let now = progress.now(WINDOW * 2);
         assert_eq!((now.rate, now.ttft_p99), (0.2, Some(0.25)));
-        assert_eq!(progress.recent_ttfts(), [0.25]);
         assert_eq!((progress.in_flight(), progress.failed.load(Relaxed)), (0, 1));
     }
 
