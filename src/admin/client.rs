@@ -106,6 +106,12 @@ impl AdminClient {
         self.parse(&self.request(Method::GET, path, Bytes::new(), TIMEOUT).await?)
     }
 
+    /// Sends a GET request; returns the body as text.
+    pub async fn text(&self, path: &str) -> Result<String, AdminClientError> {
+        let body = self.request(Method::GET, path, Bytes::new(), TIMEOUT).await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
     /// Sends a POST request and parses the JSON response.
     pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.post_within(path, TIMEOUT).await

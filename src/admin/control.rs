@@ -3,11 +3,11 @@
 //! The gateway implements it in [`serve`](crate::serve), the tests of this folder with a fake. Calls may block.
 
 use super::access::Access;
-use super::error::{BackendRestartError, NoSuchBackend, ReloadError};
+use super::error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadError};
 use super::experiments::ExperimentControl;
 use super::status::{ModelStatus, Status};
 use super::tuner::TunerControl;
-use crate::fleet::{ChangeStarted, RestartRequest};
+use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
 use crate::telemetry::Telemetry;
 
 /// The operations of the admin API. Called on a thread that may block.
@@ -32,6 +32,15 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
 
     /// Takes a backend out of rotation or back in; running requests finish.
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
+
+    /// Lines of the log of an engine that the gateway runs, from number `after` on, or the last ones.
+    fn engine_log(
+        &self,
+        pool: &str,
+        backend: &str,
+        after: Option<u64>,
+        most: usize,
+    ) -> Result<LogLines, BackendLogError>;
 
     /// Restarts an engine that the gateway runs. Returns the number of the change once it has started.
     fn restart(&self, pool: &str, backend: &str, request: RestartRequest)

@@ -2,7 +2,7 @@
 //!
 //! The operator reads these messages unchanged, so each names what is wrong and, where that is not obvious, what to do.
 
-use crate::fleet::RestartError;
+use crate::fleet::{LogError, RestartError};
 
 /// Why a reload failed. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +27,17 @@ pub enum BackendRestartError {
     /// The engine cannot be restarted now.
     #[error(transparent)]
     Cannot(#[from] RestartError),
+}
+
+/// Why there is no log of a backend's engine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackendLogError {
+    /// There is no such backend.
+    #[error(transparent)]
+    Unknown(#[from] NoSuchBackend),
+    /// The gateway has no log of it.
+    #[error(transparent)]
+    Cannot(#[from] LogError),
 }
 
 /// There is no such backend.

@@ -13,6 +13,7 @@
 //! | POST `/admin/reload` | the list of changes, or the problems | yes |
 //! | POST `/admin/backends/{pool}/{backend}/drain`, `/enable` | the backend's new state | yes |
 //! | POST `/admin/backends/{pool}/{backend}/restart` | 202 and the number of the change; `/admin/status` shows its progress | yes |
+//! | GET `/admin/backends/{pool}/{backend}/log` | lines of its engine's log, see [`engine_log`] | yes |
 //! | POST `/admin/feedback/{request id}` | a user's rating of an answer, `{"good": true}` or false; the arm that gave it | yes |
 //! | GET, POST, PUT, DELETE `/admin/experiments/..` | experiments, see [`experiments`] | yes |
 //! | GET, POST `/admin/tuner/..` | the online tuner, see [`tuner`] | yes |
@@ -32,6 +33,7 @@ pub mod client;
 mod connections;
 mod error;
 mod restart_query;
+mod engine_log;
 mod experiments;
 mod tuner;
 pub mod status;
@@ -51,7 +53,8 @@ mod event_tests;
 pub use access::Access;
 pub use client::{AdminClient, AdminClientError, RESTART_TIMEOUT};
 pub use control::Control;
-pub use error::{BackendRestartError, NoSuchBackend, ReloadError};
+pub use engine_log::LOG_LINES_MAX;
+pub use error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadError};
 pub use experiments::{ExperimentControl, ExperimentError, Order};
 pub(crate) use restart_query::encode;
 pub use restart_query::{RestartQueryError, flag, query};

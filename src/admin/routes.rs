@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::access::{Denied, Protection};
 use super::body::AdminBody;
 use super::control::Control;
+use super::engine_log::{self, LogQuery};
 use super::error::{BackendRestartError, ReloadError};
 use super::events::{Events, STREAMS_MAX};
 use super::experiments::{ExperimentError, ExperimentRoute};
@@ -82,6 +83,10 @@ enum Route {
         pool: String,
         backend: String,
     },
+    EngineLog {
+        pool: String,
+        backend: String,
+    },
     Experiments(ExperimentRoute),
     Feedback(String),
     Tuner(TunerRoute),
@@ -116,6 +121,7 @@ impl Route {
                     "drain" => Self::SetDraining { pool, backend, draining: true },
                     "enable" => Self::SetDraining { pool, backend, draining: false },
                     "restart" => Self::Restart { pool, backend },
+                    "log" => Self::EngineLog { pool, backend },
                     _ => return None,
                 }
             }
@@ -126,7 +132,7 @@ impl Route {
     fn methods(&self) -> &'static [Method] {
         match self {
             Self::Page | Self::File(_) | Self::Metrics | Self::Health => &[Method::GET, Method::HEAD],
-            Self::Status | Self::History | Self::Requests(_) => &[Method::GET, Method::HEAD],
+            Self::Status | Self::History | Self::Requests(_) | Self::EngineLog { .. } => &[Method::GET, Method::HEAD],
             Self::Events => &[Method::GET],
             Self::Experiments(route) => route.methods(),
             Self::Tuner(route) => route.methods(),
@@ -147,7 +153,8 @@ impl Route {
             Self::Health => Protection::None,
             Self::Page | Self::File(_) | Self::Metrics => Protection::Host,
             Self::Events => Protection::Stream,
-            Self::Status | Self::History | Self::Requests(_) | Self::Tuner(TunerRoute::Show) => Protection::Token,
+            Self::Status | Self::History | Self::Requests(_) | Self::EngineLog { .. } => Protection::Token,
+            Self::Tuner(TunerRoute::Show) => Protection::Token,
             Self::Experiments(route) if !route.is_change() => Protection::Token,
             Self::Reload
             | Self::SetDraining { .. }
@@ -245,6 +252,7 @@ impl Admin {
             Route::Reload => self.reload(),
             Route::SetDraining { pool, backend, draining } => self.set_draining(&pool, &backend, draining),
             Route::Restart { pool, backend } => self.restart(&pool, &backend, query),
+            Route::EngineLog { pool, backend } => self.engine_log(&pool, &backend, query),
             Route::Experiments(route) => self.experiments(route, body),
             Route::Tuner(route) => self.tuner(route),
             Route::Feedback(id) => self.feedback(&id, &body),
@@ -297,6 +305,20 @@ impl Admin {
                 json(StatusCode::OK, &json!({ "pool": pool, "backend": backend, "draining": draining }))
             }
             Err(unknown) => error(StatusCode::NOT_FOUND, "no_such_backend", &unknown.to_string()),
+        }
+    }
+
+    fn engine_log(&self, pool: &str, backend: &str, query: &str) -> AdminResponse {
+        let LogQuery { after, most } = match LogQuery::parse(query) {
+            Ok(parsed) => parsed,
+            Err(wrong) => return error(StatusCode::BAD_REQUEST, "bad_request", &wrong.to_string()),
+        };
+        match self.control.engine_log(pool, backend, after, most) {
+            Ok(lines) => json(StatusCode::OK, &lines),
+            Err(refused) => {
+                let (status, code) = engine_log::refusal(&refused);
+                error(status, code, &refused.to_string())
+            }
         }
     }
 

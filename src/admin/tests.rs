@@ -16,7 +16,7 @@ use super::status::{ModelStatus, find};
 use super::*;
 use crate::config::{Admin, Secret};
 use crate::experiment::ExperimentReport;
-use crate::fleet::{ChangeStarted, RestartError, RestartRequest};
+use crate::fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};
 use crate::flow::Outcome;
 use crate::online::TunerReport;
 use crate::pool::Admission;
@@ -68,6 +68,20 @@ impl Control for Fake {
         let id = find(&self.admission.view(), pool, backend)?;
         self.admission.set_draining(id, draining);
         Ok(())
+    }
+
+    fn engine_log(
+        &self,
+        pool: &str,
+        backend: &str,
+        after: Option<u64>,
+        most: usize,
+    ) -> Result<LogLines, BackendLogError> {
+        find(&self.admission.view(), pool, backend)?;
+        match pool {
+            "short" => Ok(LogLines { lines: vec![format!("from {after:?}, at most {most}")], next: 8 }),
+            _ => Err(LogError::NotManaged(format!("{pool}/{backend}")).into()),
+        }
     }
 
     fn restart(
@@ -293,6 +307,25 @@ async fn a_restart_returns_its_number_or_why_it_is_refused() {
     let (status, _, body) = send(&served, "POST /admin/backends/short/gpu9/restart?hold", "").await;
     assert_eq!((status, code(&body).as_str()), (404, "no_such_backend"));
     assert_eq!(send(&served, "GET /admin/backends/short/gpu0/restart", "").await.0, 405);
+}
+
+#[tokio::test]
+async fn the_log_of_an_engine_needs_the_token_and_is_bounded() {
+    let served = served(Some(TOKEN), no_changes).await;
+    let token = format!("Authorization: Bearer {TOKEN}\r\n");
+    let path = |rest: &str| format!("GET /admin/backends/{rest}");
+    assert_eq!(send(&served, &path("short/gpu0/log"), "").await.0, 401);
+    let (status, _, body) = send(&served, &path("short/gpu0/log?lines=5&after=7"), &token).await;
+    assert_eq!((status, body.trim()), (200, r#"{"lines":["from Some(7), at most 5"],"next":8}"#));
+    for (rest, status, says) in [
+        ("short/gpu0/log?lines=1001", 400, "bad_request"),
+        ("short/gpu9/log", 404, "no_such_backend"),
+        ("long/gpu1/log", 409, "not_managed"),
+    ] {
+        let (found, _, body) = send(&served, &path(rest), &token).await;
+        assert_eq!((found, code(&body).as_str()), (status, says), "{rest}");
+    }
+    assert_eq!(send(&served, "POST /admin/backends/short/gpu0/log", &token).await.0, 405);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `sluice backend list|drain|restart|enable`: the backends of a running gateway, and the engines that it runs.
+//! `sluice backend list|drain|restart|logs|enable`: the backends of a running gateway, and the engines that it runs.
 //!
 //! A backend is named as in the configuration, `gpu0`, or `short/gpu0` where two pools have a backend of that name. With
 //! `--wait` a command shows progress on stderr and waits: `drain` until nothing is in flight, `enable` until the backend is
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::admin_command::{AdminPort, exit_code, usage, with_client};
 use super::backend_list::{self, activity};
+use super::backend_logs::{self, LogsArgs};
 use crate::admin::status::{BackendStatus, Status};
 use crate::admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, encode, flag, query};
 
@@ -70,6 +71,8 @@ enum Command {
         #[arg(long)]
         wait: bool,
     },
+    /// Print the log of an engine that the gateway runs
+    Logs(LogsArgs),
     /// Put a backend back into rotation; an engine on hold is started again
     Enable {
         /// The backend, such as gpu0 or short/gpu0
@@ -106,6 +109,10 @@ pub fn run(args: &BackendArgs) -> ExitCode {
 async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     let status: Status = client.get("/admin/status").await?;
     match command {
+        Command::Logs(args) => {
+            let path = path(&status, &args.name)?;
+            backend_logs::run(client, (&path.pool, &path.backend), args).await?;
+        }
         Command::List { json: true, .. } => print_line(&backend_list::json(&status)),
         Command::List { wide, .. } => print_line(&backend_list::table(&status, *wide)),
         Command::Drain { name, wait } => {

@@ -1,53 +1,65 @@
-//! One line on the terminal with the progress of a load generator; nothing when stderr is not a terminal.
+//! The progress of a load generator on the terminal; nothing when stderr is not a terminal.
 //!
-//! It shows how many requests were sent and are in flight, and, over the last ten seconds, completed requests per second
-//! and P99 of TTFT; also failures. The line is cleared at the end, so that only the result stays on the screen.
+//! A bar; how many requests were sent, are in flight and failed; and of the last ten seconds the completed requests per second
+//! and a histogram of TTFT. All of it is drawn in place every [`REFRESH`] and cleared at the end, so that only the result stays
+//! on the screen. On a screen of few rows there is no histogram.
 
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Stderr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::bench::{Extent, Progress};
+use super::terminal::{LiveLines, size};
+use crate::bench::{Distribution, Extent, Progress};
 
-/// How often the line is updated.
+/// How often the lines are drawn.
 const REFRESH: Duration = Duration::from_millis(200);
-/// The title, a bar of 20 columns, and the text.
-const TEMPLATE: &str = "{prefix} [{bar:20}] {wide_msg}";
+/// Columns of the bar.
+const BAR: usize = 20;
+/// Rows of the histogram.
+const BINS: usize = 8;
+/// The histogram is shown on screens of at least this many rows.
+const ROWS_MIN: usize = 16;
+/// Columns of the histogram besides its bars: bounds and counts.
+const BESIDE_BARS: usize = 28;
 
-/// The line; cleared when ended or dropped.
+/// What is drawn on; `None` once it has ended.
+type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
+
+/// The lines; cleared when ended or dropped.
 pub(super) struct Line {
-    bar: ProgressBar,
+    live: Live,
     task: Option<JoinHandle<()>>,
 }
 
 impl Line {
     /// Starts to show `progress` under `title`.
     pub(super) fn start(title: &str, extent: Extent, progress: Arc<Progress>) -> Self {
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        if bar.is_hidden() {
-            return Self { bar, task: None };
+        if !std::io::stderr().is_terminal() {
+            return Self { live: Live::default(), task: None };
         }
-        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
-        bar.set_style(style.progress_chars("=> "));
-        bar.set_prefix(title.to_owned());
-        let (shown, start) = (bar.clone(), Instant::now());
+        let live: Live = Arc::new(Mutex::new(Some(LiveLines::on(std::io::stderr()))));
+        let (title, start, drawn) = (title.to_owned(), Instant::now(), Arc::clone(&live));
         let task = tokio::spawn(async move {
             loop {
-                let (position, length) = position(extent, start.elapsed(), &progress);
-                shown.set_length(length);
-                shown.set_position(position);
-                shown.set_message(text(extent, start.elapsed(), &progress));
+                let screen = size();
+                let lines = lines(&title, extent, start.elapsed(), &progress, screen);
+                match &mut *drawn.lock() {
+                    Some(live) => live.draw(&lines, screen),
+                    None => return,
+                }
                 tokio::time::sleep(REFRESH).await;
             }
         });
-        Self { bar, task: Some(task) }
+        Self { live, task: Some(task) }
     }
 
-    /// Clears the line.
+    /// Clears the lines.
     pub(super) fn end(self) {
         drop(self);
     }
@@ -55,43 +67,96 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        // Cleared here and not by the task, which may end only after the next text is printed.
+        drop(self.live.lock().take());
         if let Some(task) = self.task.take() {
             task.abort();
-            self.bar.finish_and_clear();
         }
     }
 }
 
-/// How much of the run is done: milliseconds, or requests.
-fn position(extent: Extent, elapsed: Duration, progress: &Progress) -> (u64, u64) {
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+fn lines(
+    title: &str,
+    extent: Extent,
+    elapsed: Duration,
+    progress: &Progress,
+    (columns, rows): (usize, usize),
+) -> Vec<String> {
+    let done = (done(extent, elapsed, progress) * BAR as f64) as usize;
+    let bar = format!("{}{}", "=".repeat(done), " ".repeat(BAR - done));
+    let mut lines = vec![
+        format!("{title} [{bar}] {}", position(extent, elapsed, progress)),
+        format!("  {}", text(extent, elapsed, progress)),
+    ];
+    if rows >= ROWS_MIN {
+        lines.extend(histogram(progress.recent_ttfts(), columns.saturating_sub(BESIDE_BARS)));
+    }
+    lines
+}
+
+/// Which share of the run is done.
+fn done(extent: Extent, elapsed: Duration, progress: &Progress) -> f64 {
+    let share = match extent {
+        Extent::Lasting(length) => elapsed.as_secs_f64() / length.as_secs_f64().max(f64::MIN_POSITIVE),
+        Extent::Requests(count) => progress.ended.load(Relaxed) as f64 / count.max(1) as f64,
+    };
+    share.clamp(0.0, 1.0)
+}
+
+fn position(extent: Extent, elapsed: Duration, progress: &Progress) -> String {
     match extent {
-        Extent::Lasting(length) => (millis(elapsed.min(length)), millis(length)),
-        Extent::Requests(count) => (progress.ended.load(Relaxed), count),
+        Extent::Lasting(length) if elapsed > length => "waiting for the last responses".to_owned(),
+        Extent::Lasting(length) => format!("{} of {} s", elapsed.as_secs(), length.as_secs()),
+        Extent::Requests(count) => format!("{} of {count} requests", progress.ended.load(Relaxed)),
     }
 }
 
 fn text(extent: Extent, elapsed: Duration, progress: &Progress) -> String {
-    let (sent, ended) = (progress.sent.load(Relaxed), progress.ended.load(Relaxed));
-    let failed = match progress.failed.load(Relaxed) {
-        0 => String::new(),
-        failed => format!(", {failed} failed"),
-    };
-    let open = sent.saturating_sub(ended);
+    let (sent, failed, open) = (progress.sent.load(Relaxed), progress.failed.load(Relaxed), progress.in_flight());
     let now = progress.now(elapsed);
-    let mut recent = format!(", {:.1} req/s", now.rate);
+    let mut text = match extent {
+        Extent::Lasting(length) if elapsed > length => format!("{open} of {sent} in flight"),
+        _ => format!("{sent} sent, {open} in flight"),
+    };
+    let _ = write!(text, ", {:.1} req/s", now.rate);
     if let Some(ttft) = now.ttft_p99 {
-        recent.push_str(&format!(", TTFT P99 {:.0} ms", ttft * 1e3));
+        let _ = write!(text, ", TTFT P99 {}", ms(ttft));
     }
-    let failed = format!("{recent}{failed}");
-    match extent {
-        Extent::Lasting(length) if elapsed > length => format!("waiting for the last {open} of {sent}{failed}"),
-        Extent::Lasting(length) => {
-            let (now, all) = (elapsed.as_secs(), length.as_secs());
-            format!("{now} of {all} s, {sent} sent, {open} in flight{failed}")
-        }
-        Extent::Requests(count) => format!("{sent} of {count} sent, {open} in flight{failed}"),
+    if failed > 0 {
+        let _ = write!(text, ", {failed} failed");
     }
+    text
+}
+
+fn ms(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
+}
+
+/// A histogram of times in seconds, with bars of at most `width` columns. Bins have equal ratios, so that a tail has rows of its
+/// own; empty without times.
+fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
+    let times = Distribution::of(times);
+    if times.count() == 0 || width == 0 {
+        return Vec::new();
+    }
+    // Times of 0 are possible where the clock is coarse.
+    let (low, high) = (times.percentile(0.0).max(1e-6), times.max().max(1e-6));
+    let ratio = (high / low).powf(1.0 / BINS as f64).max(1.0 + 1e-9);
+    let mut counts = [0usize; BINS];
+    for time in times.values() {
+        let bin = (time.max(low) / low).ln() / ratio.ln();
+        counts[(bin as usize).min(BINS - 1)] += 1;
+    }
+    let most = counts.iter().copied().max().unwrap_or(1).max(1);
+    let median = times.median();
+    let mut lines = vec![format!("  TTFT of the last 10 s: P50 {}, {} requests", ms(median), times.count())];
+    for (bin, count) in counts.into_iter().enumerate() {
+        let bound = low * ratio.powi(i32::try_from(bin + 1).unwrap_or(i32::MAX));
+        // What is not empty can be seen.
+        let bar = "■".repeat((count * width).div_ceil(most));
+        lines.push(format!("  {:>10} |{bar} {count}", format!("{:.1} ms", bound * 1e3)));
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -99,20 +164,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_says_what_is_sent_open_and_failed() {
+    fn the_lines_say_what_is_sent_open_and_failed() {
         let progress = Progress::default();
         progress.sent.store(12, Relaxed);
         progress.ended.store(9, Relaxed);
         let lasting = Extent::Lasting(Duration::from_secs(20));
-        assert_eq!(text(lasting, Duration::from_secs(3), &progress), "3 of 20 s, 12 sent, 3 in flight, 0.0 req/s");
+        let shown = |extent, seconds| lines("1 of 3", extent, Duration::from_secs(seconds), &progress, (80, 24));
+        assert_eq!(shown(lasting, 5), ["1 of 3 [=====               ] 5 of 20 s", "  12 sent, 3 in flight, 0.0 req/s"]);
         progress.failed.store(1, Relaxed);
         assert_eq!(
-            text(lasting, Duration::from_secs(21), &progress),
-            "waiting for the last 3 of 12, 0.0 req/s, 1 failed"
+            shown(lasting, 21),
+            [
+                "1 of 3 [====================] waiting for the last responses",
+                "  3 of 12 in flight, 0.0 req/s, 1 failed"
+            ]
         );
         assert_eq!(
-            text(Extent::Requests(40), Duration::ZERO, &progress),
-            "12 of 40 sent, 3 in flight, 0.0 req/s, 1 failed"
+            shown(Extent::Requests(36), 0),
+            ["1 of 3 [=====               ] 9 of 36 requests", "  12 sent, 3 in flight, 0.0 req/s, 1 failed"]
         );
+    }
+
+    #[test]
+    fn the_histogram_shows_body_and_tail_and_counts_every_request() {
+        let times: Vec<f64> = (0..90).map(|n| 0.010 + f64::from(n) * 1e-5).chain([1.0; 10]).collect();
+        let lines = histogram(times, 40);
+        assert_eq!(lines.len(), BINS + 1);
+        assert_eq!(lines[0], "  TTFT of the last 10 s: P50 10 ms, 100 requests");
+        let counts: Vec<usize> =
+            lines[1..].iter().map(|line| line.split(' ').next_back().unwrap().parse().unwrap()).collect();
+        assert_eq!((counts[0], counts[BINS - 1], counts.iter().sum::<usize>()), (90, 10, 100));
+        let bars: Vec<usize> = lines[1..].iter().map(|line| line.matches('■').count()).collect();
+        assert_eq!((bars[0], bars[1], bars[BINS - 1]), (40, 0, 5));
+        assert!(lines[BINS].starts_with("   1000.0 ms |■"), "{}", lines[BINS]);
+        assert!(lines.iter().all(|line| line.chars().count() < 40 + BESIDE_BARS), "{lines:#?}");
+        assert_eq!(histogram(vec![0.0, 0.0], 10).len(), BINS + 1);
+        assert_eq!(histogram(vec![], 10), Vec::<String>::new());
     }
 }

@@ -5,6 +5,7 @@
 
 mod admin_command;
 mod backend_list;
+mod backend_logs;
 pub mod backend;
 pub mod bench;
 pub mod check;
@@ -12,17 +13,20 @@ pub mod demo;
 pub mod experiment;
 pub mod generate;
 pub mod lab;
+mod examples;
+mod terminal;
 mod line;
 mod runtime;
 pub mod serve;
 pub mod sim;
 pub mod status;
+pub mod top;
 pub mod tune;
 pub mod tuner;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 /// A gateway in front of vLLM that keeps tail latency low
 #[derive(Debug, Parser)]
@@ -48,6 +52,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
     Status(status::StatusArgs),
+    /// Show a live view of a running gateway
+    Top(top::TopArgs),
     /// Show, start, stop and promote experiments of a running gateway
     Experiment(experiment::ExperimentArgs),
     /// Show, freeze and approve what the online tuner of a running gateway does
@@ -63,13 +69,19 @@ enum Command {
     Man(generate::ManArgs),
 }
 
+/// The command line with the examples of each subcommand.
+fn command() -> clap::Command {
+    examples::add(Cli::command())
+}
+
 /// Parses the command line and runs the subcommand.
 pub fn run() -> ExitCode {
     // The simulator starts this program again for its engine process.
     if let Some(code) = sim::run_child() {
         return code;
     }
-    match Cli::parse().command {
+    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
+    match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
@@ -77,11 +89,12 @@ pub fn run() -> ExitCode {
         Command::Tune(args) => tune::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Tuner(args) => tuner::run(&args),
         Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
-        Command::Completions(args) => generate::completions(&args, Cli::command()),
-        Command::Man(args) => generate::man(&args, Cli::command()),
+        Command::Completions(args) => generate::completions(&args, command()),
+        Command::Man(args) => generate::man(&args, command()),
     }
 }

@@ -1,6 +1,7 @@
 //! `sluice status`: the pools and backends of a running gateway.
 //!
-//! Reads `/admin/status` and prints one table per pool, or with `--json` the JSON as received; with `--watch` again every
+//! Reads `/admin/status` and prints a line for each pool, one table of all backends, and why those that are not ready are not;
+//! or with `--json` the JSON as received; with `--watch` again every
 //! second until Ctrl-C. Latencies are of the last minute, of requests that belong to the pool.
 //! Exit codes: 0 printed; 1 no valid response (the message says what to do); 2 wrong usage.
 //! `--watch` continues while the gateway does not respond: it may be restarting.
@@ -14,6 +15,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 
 use super::admin_command::{AdminPort, with_client};
 use super::backend_list::activity;
+use super::terminal::{stdout_width, wrapped};
 use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
 use crate::telemetry::Quantiles;
@@ -83,14 +85,14 @@ async fn fetch(client: &AdminClient, json: bool, style: Style) -> Result<String,
 struct Style {
     /// States are coloured.
     colours: bool,
-    /// Columns are wrapped to the width of the terminal.
-    fitted: bool,
+    /// Columns of the terminal, where there is one.
+    width: Option<usize>,
 }
 
 impl Style {
     fn of_stdout() -> Self {
         let terminal = std::io::stdout().is_terminal();
-        Self { colours: terminal && std::env::var_os("NO_COLOR").is_none(), fitted: terminal }
+        Self { colours: terminal && std::env::var_os("NO_COLOR").is_none(), width: stdout_width() }
     }
 }
 
@@ -117,10 +119,31 @@ fn render(status: &Status, style: Style) -> String {
         text.push_str(&format!("the last reload ({}) failed:\n", last.time));
         last.lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
+    text.push('\n');
     for pool in &status.pools {
-        text.push_str(&format!("\n{}\n{}\n", headline(pool), table(pool, style)));
+        let line = format!("{}\n", headline(pool));
+        text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+    }
+    text.push_str(&format!("\n{}\n", table(status, style)));
+    let backends = status.pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
+    for (pool, backend) in backends {
+        if let Some(reason) = why(backend) {
+            let line = format!("{}/{}: {reason}\n", pool.name, backend.name);
+            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+        }
     }
     text
+}
+
+/// Why a backend is not ready, or what its engine is doing.
+pub(super) fn why(backend: &BackendStatus) -> Option<String> {
+    let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve").map(activity);
+    match (busy, &backend.reason) {
+        (Some(activity), Some(reason)) => Some(format!("{}: {reason}; engine: {activity}", backend.state)),
+        (Some(activity), None) => Some(format!("{}: {activity}", backend.state)),
+        (None, Some(reason)) => Some(format!("{}: {reason}", backend.state)),
+        (None, None) => None,
+    }
 }
 
 /// One line about a pool: queue, rate, latencies, failures.
@@ -143,15 +166,28 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-fn table(pool: &PoolStatus, style: Style) -> Table {
+/// The table of all backends. Where it does not fit, it has no addresses: `sluice backend list` shows them.
+fn table(status: &Status, style: Style) -> Table {
+    // Colours are characters, too.
+    let plain = table_with(status, Style { colours: false, ..style }, true);
+    let wide = plain.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    table_with(status, style, style.width.is_none_or(|width| wide <= width))
+}
+
+fn table_with(status: &Status, style: Style, addresses: bool) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_HORIZONTAL_ONLY);
-    if style.fitted {
+    if let (Some(width), false) = (style.width, addresses) {
         table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(u16::try_from(width).unwrap_or(u16::MAX));
     }
-    table.set_header(["backend", "state", "slots", "tokens", "prefill tokens", "long prefills", "ms/token", "url"]);
-    for backend in &pool.backends {
-        table.add_row(row(backend, style.colours));
+    let mut header = vec!["backend", "state", "slots", "tokens", "prefill", "long", "ms/token"];
+    header.extend(addresses.then_some("url"));
+    table.set_header(header);
+    for pool in &status.pools {
+        for backend in &pool.backends {
+            table.add_row(row(pool, backend, style.colours, addresses));
+        }
     }
     for column in 2..=6 {
         if let Some(column) = table.column_mut(column) {
@@ -161,14 +197,8 @@ fn table(pool: &PoolStatus, style: Style) -> Table {
     table
 }
 
-fn row(backend: &BackendStatus, colours: bool) -> Vec<Cell> {
-    let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve");
-    let state = match (busy, &backend.reason) {
-        (Some(engine), _) => format!("{} ({})", backend.state, activity(engine)),
-        (None, Some(reason)) => format!("{}: {reason}", backend.state),
-        (None, None) => backend.state.clone(),
-    };
-    let mut state = Cell::new(state);
+fn row(pool: &PoolStatus, backend: &BackendStatus, colours: bool, addresses: bool) -> Vec<Cell> {
+    let mut state = Cell::new(&backend.state);
     if colours {
         state = match backend.state.as_str() {
             _ if backend.failing => state.fg(Color::Red).add_attribute(Attribute::Bold),
@@ -178,19 +208,20 @@ fn row(backend: &BackendStatus, colours: bool) -> Vec<Cell> {
             _ => state,
         };
     }
-    vec![
-        Cell::new(&backend.name),
+    let mut row = vec![
+        Cell::new(format!("{}/{}", pool.name, backend.name)),
         state,
         Cell::new(used(backend.slots)),
         Cell::new(used(backend.tokens)),
         Cell::new(used(backend.prefill_tokens)),
         Cell::new(used(backend.long_prefills)),
         Cell::new(backend.tpot_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1}"))),
-        Cell::new(&backend.url),
-    ]
+    ];
+    row.extend(addresses.then(|| Cell::new(&backend.url)));
+    row
 }
 
-fn used(used: Used) -> String {
+pub(super) fn used(used: Used) -> String {
     match used.limit {
         Some(limit) => format!("{}/{}", short(used.used), short(limit)),
         None => short(used.used),
@@ -206,11 +237,11 @@ fn short(value: u64) -> String {
     }
 }
 
-fn ms(value: f64) -> String {
+pub(super) fn ms(value: f64) -> String {
     if value >= 1_000.0 { format!("{:.2} s", value / 1e3) } else { format!("{value:.1} ms") }
 }
 
-fn span(seconds: f64) -> String {
+pub(super) fn span(seconds: f64) -> String {
     let whole = seconds as u64;
     match whole {
         0..60 => format!("{whole} s"),
@@ -224,6 +255,7 @@ fn span(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::admin::About;
+    use crate::fleet::EngineView;
     use crate::telemetry::MinuteStats;
 
     fn status() -> Status {
@@ -270,6 +302,31 @@ mod tests {
     #[test]
     fn the_table() {
         insta::assert_snapshot!(render(&status(), Style::default()));
+    }
+
+    #[test]
+    fn in_80_columns_no_cell_is_broken_and_the_reasons_are_below() {
+        let style = Style { width: Some(80), ..Style::default() };
+        let text = render(&status(), style);
+        let table: Vec<&str> = text.lines().skip_while(|line| !line.starts_with('─')).collect();
+        assert!(table.iter().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(table.iter().any(|line| line.contains("short/gpu1") && line.contains("ejected")), "{text}");
+        assert!(text.ends_with("short/gpu1: ejected: failed connections, out for 4 s more\n"), "{text}");
+        assert!(
+            !text.contains("http://127.0.0.1:8001")
+                && render(&status(), Style::default()).contains("http://127.0.0.1:8001")
+        );
+    }
+
+    #[test]
+    fn an_engine_that_starts_says_how_far_it_is() {
+        let engine =
+            EngineView { step: "start".into(), detail: "loading weights, 12 s".into(), ..EngineView::default() };
+        let mut backend = BackendStatus { state: "starting".into(), engine: Some(engine), ..BackendStatus::default() };
+        assert_eq!(why(&backend).as_deref(), Some("starting: start: loading weights, 12 s"));
+        backend.reason = Some("its probes fail".into());
+        assert_eq!(why(&backend).as_deref(), Some("starting: its probes fail; engine: start: loading weights, 12 s"));
+        assert_eq!(why(&BackendStatus::default()), None);
     }
 
     #[tokio::test]

@@ -16,8 +16,10 @@ mod ready;
 mod state_folder;
 mod trial_engines;
 
-pub use coordinator::{ChangeStarted, DriverMaker, ExternalBackend, Fleet, RestartError, RestartRequest, unattended};
-pub use driver::{CommandDriver, ExternalDriver, ProcessDriver};
+pub use coordinator::{
+    ChangeStarted, DriverMaker, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
+};
+pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver};
 pub use engine::adapters::load_adapter;
 pub use engine::journal::JournalError;
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};

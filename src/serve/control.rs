@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
 use crate::admin::status::{ModelStatus, find};
-use crate::admin::{self, About, Access, BackendRestartError, Control, NoSuchBackend, Status};
+use crate::admin::{self, About, Access, BackendLogError, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::base::ModelId;
 use crate::config::{Config, ModelScope};
-use crate::fleet::{ChangeStarted, RestartRequest};
+use crate::fleet::{ChangeStarted, LogLines, RestartRequest};
 use crate::pool::BackendView;
 use crate::telemetry::Telemetry;
 
@@ -96,6 +96,17 @@ impl Control for App {
             }
         }
         Ok(())
+    }
+
+    fn engine_log(
+        &self,
+        pool: &str,
+        backend: &str,
+        after: Option<u64>,
+        most: usize,
+    ) -> Result<LogLines, BackendLogError> {
+        find(&self.admission.view(), pool, backend)?;
+        Ok(self.fleet.log(&format!("{pool}/{backend}"), after, most)?)
     }
 
     fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {

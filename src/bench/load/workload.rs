@@ -10,6 +10,7 @@
 //! length of such a prefix is a multiple of that, rounded up or down at random, so that the mean is exact. `run::scrape`
 //! measures the real hit rate. Bounds: at most [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -64,6 +65,19 @@ pub enum PrefixKind {
     Extra(u32),
     /// This share of the prompt, 0 to 1.
     Share(f64),
+}
+
+impl fmt::Display for Prefix {
+    /// In words; empty when nothing is shared.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            PrefixKind::None => return Ok(()),
+            PrefixKind::Extra(tokens) => write!(f, "{tokens} tokens more")?,
+            PrefixKind::Share(share) => write!(f, "{} % of the prompt", share * 100.0)?,
+        }
+        write!(f, ", {} of them", self.groups)?;
+        if self.warm < 1.0 { write!(f, ", for {} % of the prompts", self.warm * 100.0) } else { Ok(()) }
+    }
 }
 
 impl Default for Prefix {
@@ -171,7 +185,14 @@ impl Workload {
         match &self.source {
             RequestSource::Classes(classes) => classes
                 .iter()
-                .map(|class| ClassConfig { name: class.name.clone(), weight: class.weight, slo: class.slo })
+                .map(|class| ClassConfig {
+                    name: class.name.clone(),
+                    weight: class.weight,
+                    slo: class.slo,
+                    prompt: class.prompt.to_string(),
+                    output: class.output.to_string(),
+                    prefix: class.prefix.to_string(),
+                })
                 .collect(),
             RequestSource::Items(items) => items.classes.clone(),
         }

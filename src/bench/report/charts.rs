@@ -7,7 +7,7 @@
 use super::plot::{Axis, Draw, Mark, Plot, Series};
 use crate::report::knee::knee;
 use crate::result::metrics::{Distribution, Metrics};
-use crate::result::record::{Outcome, RunResult};
+use crate::result::record::{Outcome, RunResult, Slo};
 use crate::result::slices::{SliceBy, slices};
 
 /// The most points of a distribution.
@@ -16,6 +16,14 @@ const MOST_POINTS: usize = 400;
 pub(super) const MOST_DOTS: usize = 1200;
 /// The most classes with colours of their own in a plot.
 pub(super) const MOST_CLASSES: usize = 4;
+
+/// Key and name of each measure that has a distribution.
+pub(super) const MEASURES: [(&str, &str); 4] = [
+    ("ttft", "Time to first token"),
+    ("tpot", "Time per output token"),
+    ("itl", "Gaps between tokens"),
+    ("e2el", "End-to-end latency"),
+];
 
 /// Milliseconds or seconds: what to multiply with, and what to call it.
 fn unit(largest: f64) -> (f64, &'static str) {
@@ -33,17 +41,54 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
         2..=MOST_CLASSES => classes,
         _ => vec![("all".to_owned(), Metrics::of(run))],
     };
-    let measures = [
-        ("ttft", "Time to first token"),
-        ("tpot", "Time per output token"),
-        ("itl", "Gaps between tokens"),
-        ("e2el", "End-to-end latency"),
-    ];
-    let plots = measures.map(|(measure, title)| distribution(&parts, measure, title));
+    let plots =
+        MEASURES.map(|(measure, title)| distribution(&parts, measure, title, &objectives(&[run], measure, None)));
     plots.into_iter().filter(|plot| !plot.is_empty()).collect()
 }
 
-pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str) -> Plot {
+/// An objective of some classes: its name, and its value in seconds.
+type Objective = (String, f64);
+
+/// The different objectives of runs for a measure, at most [`MOST_CLASSES`]: those of `class`, or of all classes, which are named
+/// unless all have the same one.
+pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>) -> Vec<Objective> {
+    let of = |slo: &Slo| match measure {
+        "ttft" => slo.ttft,
+        "tpot" => slo.tpot,
+        "e2el" => slo.e2el,
+        _ => None,
+    };
+    let mut found: Vec<(&str, Option<f64>)> = Vec::new();
+    for run in runs {
+        let config = &run.config;
+        if config.classes.is_empty() {
+            found.push(("", of(&config.slo)));
+        }
+        for (index, own) in
+            config.classes.iter().enumerate().filter(|(_, own)| class.is_none_or(|name| own.name == name))
+        {
+            found.push((&own.name, of(config.slo_of(u32::try_from(index).unwrap_or(u32::MAX)))));
+        }
+    }
+    let alike = found.iter().all(|(_, bound)| *bound == found[0].1);
+    let mut objectives: Vec<Objective> = Vec::new();
+    for (name, bound) in found.into_iter().filter_map(|(name, bound)| Some((name, bound? / 1e3))) {
+        let of = if alike || class.is_some() || name.is_empty() { String::new() } else { format!(" for {name}") };
+        let objective = (format!("objective{of} {}", duration_text(bound)), bound);
+        if !objectives.contains(&objective) && objectives.len() < MOST_CLASSES {
+            objectives.push(objective);
+        }
+    }
+    objectives
+}
+
+/// Lines at objectives on an axis with `scale` units in a second.
+fn lines(objectives: &[Objective], scale: f64) -> impl Iterator<Item = Mark> {
+    objectives.iter().map(move |(label, bound)| Mark { at: bound * scale, label: label.clone() })
+}
+
+/// The distributions of one measure in several parts of a run, or in several runs.
+pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &str, objectives: &[Objective]) -> Plot {
     let of = |metrics: &Metrics| metrics.measure(measure).cloned().unwrap_or_default();
     let all: Vec<(&String, Distribution)> = parts.iter().map(|(name, metrics)| (name, of(metrics))).collect();
     let (scale, unit) = unit(all.iter().map(|(_, values)| values.max()).fold(0.0, f64::max));
@@ -60,7 +105,7 @@ pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &s
             points: cumulative(values.values(), scale),
         })
         .collect();
-    let marks = match &all[..] {
+    let mut marks = match &all[..] {
         [(_, values)] if values.count() > 0 => [50.0, 99.0]
             .map(|p| Mark {
                 at: values.percentile(p) * scale,
@@ -69,15 +114,14 @@ pub(super) fn distribution(parts: &[(String, Metrics)], measure: &str, title: &s
             .to_vec(),
         _ => Vec::new(),
     };
+    marks.extend(lines(objectives, scale));
     Plot {
         title: format!("{title}: distribution"),
-        x: Axis {
-            log,
-            ..axis(format!("{} ({unit}{})", measure.to_uppercase(), if log { ", logarithmic" } else { "" }))
-        },
+        x: Axis { log, ..axis(format!("{} ({unit})", measure.to_uppercase())) },
         y: Axis { from_zero: true, until: Some(100.0), ..axis("share at or below (%)".to_owned()) },
         series,
         marks,
+        ..Plot::default()
     }
 }
 
@@ -131,7 +175,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
         x: Axis { from_zero: true, ..axis("time from the start (s)".to_owned()) },
         y: Axis { from_zero: true, ..axis("requests".to_owned()) },
         series,
-        marks: Vec::new(),
+        ..Plot::default()
     }
 }
 
@@ -178,7 +222,8 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
         x: Axis { from_zero: true, ..axis("sent, from the start (s)".to_owned()) },
         y: Axis { from_zero: true, ..axis(format!("TTFT ({unit})")) },
         series,
-        marks: Vec::new(),
+        levels: lines(&objectives(&[run], "ttft", None), scale).collect(),
+        ..Plot::default()
     }
 }
 
@@ -238,6 +283,7 @@ impl Sweep {
             y,
             series,
             marks: marks.clone(),
+            ..Plot::default()
         };
         let over = |what: &str| format!("{what} over {}", self.varied);
         let zero = |label: &str| Axis { from_zero: true, ..axis(label.to_owned()) };
@@ -262,9 +308,10 @@ impl Sweep {
             let largest = largest.fold(0.0, f64::max);
             let (scale, unit) = unit(largest);
             let log = largest > 30.0 * least && least > 0.0;
-            let label = format!("{} ({unit}{})", measure.to_uppercase(), if log { ", logarithmic" } else { "" });
+            let label = format!("{} ({unit})", measure.to_uppercase());
             let series = vec![line("P50", 0, &of(50.0, measure, scale)), line("P99", 1, &of(99.0, measure, scale))];
-            plots.push(plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series));
+            let levels = lines(&objectives(&runs.iter().collect::<Vec<_>>(), measure, None), scale).collect();
+            plots.push(Plot { levels, ..plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series) });
         }
         // The two most important plots are side by side.
         plots.swap(1, 2);
@@ -275,7 +322,7 @@ impl Sweep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::record::{Record, RunConfig};
+    use crate::result::record::{ClassConfig, Record, RunConfig};
 
     fn run(streams: u32, ttft: f64, rate: f64) -> RunResult {
         let record = |index: u64| Record {
@@ -324,6 +371,31 @@ mod tests {
         assert!(points.len() <= MOST_POINTS * 2);
         assert_eq!((points[0].0, *points.last().unwrap()), (0.0, (9999.0, 100.0)));
         assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1));
+    }
+
+    #[test]
+    fn objectives_of_classes_are_named_where_they_differ() {
+        let class = |name: &str, ttft| ClassConfig {
+            name: name.to_owned(),
+            slo: Slo { ttft, ..Slo::default() },
+            ..ClassConfig::default()
+        };
+        let run = |short, long| {
+            let config =
+                RunConfig { classes: vec![class("short", short), class("long", long)], ..RunConfig::default() };
+            RunResult { config, ..RunResult::default() }
+        };
+        let with = |short, long| objectives(&[&run(short, long)], "ttft", None);
+        assert_eq!(with(Some(300.0), Some(300.0)), [("objective 300 ms".to_owned(), 0.3)]);
+        assert_eq!(
+            with(Some(300.0), Some(2000.0)),
+            [("objective for short 300 ms".to_owned(), 0.3), ("objective for long 2 s".to_owned(), 2.0)]
+        );
+        assert_eq!(with(Some(300.0), None), [("objective for short 300 ms".to_owned(), 0.3)]);
+        assert_eq!(with(None, None), []);
+        let of = |class| objectives(&[&run(Some(300.0), None)], "ttft", Some(class));
+        assert_eq!(of("short"), [("objective 300 ms".to_owned(), 0.3)]);
+        assert_eq!(of("long"), [], "that of another class");
     }
 
     #[test]

@@ -22,6 +22,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::differences::differences;
 use crate::result::record::{Outcome, Record, RunConfig, RunResult};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
@@ -296,24 +297,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
 
 /// What makes two results hard to compare.
 fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
-    let mut notes = Vec::new();
-    let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
-    let settings = |config: &RunConfig| {
-        [
-            ("model", config.model.clone()),
-            ("dataset", config.dataset.clone()),
-            ("arrivals", config.arrival.clone()),
-            ("request rate", number(config.request_rate)),
-            ("max concurrency", number(config.max_concurrency.map(f64::from))),
-            ("number of prompts", config.num_prompts.to_string()),
-        ]
-    };
-    for ((name, was), (_, is)) in settings(&a.config).into_iter().zip(settings(&b.config)) {
-        // Files of other tools lack some of these.
-        if was != is && !was.is_empty() && !is.is_empty() {
-            notes.push(format!("the runs were configured differently: {name} was '{was}' in A and '{is}' in B"));
-        }
-    }
+    let mut notes = differences(a, b);
     if a.config.has_slo() && b.config.has_slo() && !same_objectives(&a.config, &b.config) {
         notes.push("the objectives differ, so the shares within them are not compared".to_owned());
     }

@@ -1,14 +1,16 @@
 //! Results as one self-contained HTML file: no script, no font, no network.
 //!
-//! One run: its numbers, its distributions and plots over time. Several runs that differ in concurrency or rate are a sweep:
-//! plots of throughput and latency with the knee marked, a table, and a folded section for each run. Warnings are at the top.
+//! One run: its numbers, its distributions and plots over time. Several runs: their distributions over one another, a table, and
+//! a folded section for each run. Those that differ in concurrency or rate are a sweep: also plots of throughput and latency
+//! with the knee marked. Warnings are at the top.
 //!
 //! Every plot is drawn twice, for wide screens and for phones, and the page shows the one that fits. Dark mode is
 //! supported. [`plots`] gives the same plots as SVG files. `charts` limits the number of dots in a plot.
 
 use std::fmt::Write as _;
 
-use super::charts::{self, Sweep};
+use super::charts::{self, MEASURES, Sweep};
+use super::overlay::{MOST_RUNS, names, overlays};
 use super::page::{Page, Tile};
 use super::plot::{Plot, WIDE};
 
@@ -22,6 +24,7 @@ use sluice_core::stats::Estimate;
 pub fn html(runs: &[RunResult]) -> String {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let mut page = Page::new(&title(runs));
+    let names = names(runs);
     head(&mut page, runs);
     warnings(&mut page, runs);
     match (runs, Sweep::of(runs)) {
@@ -31,10 +34,16 @@ pub fn html(runs: &[RunResult]) -> String {
                 page.section(sweep_title(&sweep, &metrics), "");
                 page.plots(&sweep.plots(runs, &metrics));
             }
+            let plots = overlays(runs, &names, &MEASURES);
+            if !plots.is_empty() {
+                let note = if runs.len() > MOST_RUNS { "The first runs of the list below." } else { "" };
+                page.section("Distributions".to_owned(), note);
+                page.plots(&plots);
+            }
             page.section("Runs".to_owned(), "Latencies in milliseconds; rates of the whole run.");
-            page.table(&run_table(runs, &metrics));
-            for (run, metrics) in runs.iter().zip(&metrics) {
-                page.fold(&name(run), |page| one(page, run, metrics));
+            page.table(&run_table(runs, &names, &metrics));
+            for ((run, name), metrics) in runs.iter().zip(&names).zip(&metrics) {
+                page.fold(name, |page| one(page, run, metrics));
             }
         }
     }
@@ -46,29 +55,34 @@ pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let plots: Vec<Plot> = match (runs, Sweep::of(runs)) {
         ([run], _) => run_plots(run),
-        (_, Some(sweep)) => sweep.plots(runs, &metrics),
-        (_, None) => Vec::new(),
+        (_, sweep) => {
+            let mut plots = sweep.map(|sweep| sweep.plots(runs, &metrics)).unwrap_or_default();
+            plots.extend(overlays(runs, &names(runs), &MEASURES));
+            plots
+        }
     };
     let name = |title: &str| {
         let words = title.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
         words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
     };
-    plots.iter().map(|plot| (format!("{}.svg", name(&plot.title)), plot.file(WIDE))).collect()
+    let mut files: Vec<(String, String)> = Vec::new();
+    for plot in &plots {
+        // Names of classes may differ in signs alone.
+        let (plain, mut number) = (name(&plot.title), 1);
+        let mut file = format!("{plain}.svg");
+        while files.iter().any(|(other, _)| *other == file) {
+            number += 1;
+            file = format!("{plain}-{number}.svg");
+        }
+        files.push((file, plot.file(WIDE)));
+    }
+    files
 }
 
 fn title(runs: &[RunResult]) -> String {
     let label = runs.iter().find_map(|run| run.config.label.clone());
     let model = runs.iter().map(|run| run.config.model.clone()).find(|model| !model.is_empty());
     label.or(model).unwrap_or_else(|| "benchmark".to_owned())
-}
-
-/// The name of a run among several.
-pub fn name(run: &RunResult) -> String {
-    let config = &run.config;
-    let streams = config.max_concurrency.map(|streams| format!("concurrency {streams}"));
-    let rate = config.request_rate.map(|rate| format!("{} requests per second", short(rate)));
-    let parts: Vec<String> = [config.label.clone(), streams, rate].into_iter().flatten().collect();
-    if parts.is_empty() { "all at once".to_owned() } else { parts.join(", ") }
 }
 
 fn head(page: &mut Page, runs: &[RunResult]) {
@@ -99,8 +113,8 @@ fn arrivals(run: &RunResult) -> String {
 pub(super) fn warnings(page: &mut Page, runs: &[RunResult]) {
     let several = runs.len() > 1;
     let mut all = Vec::new();
-    for run in runs {
-        let before = if several { format!("{}: ", name(run)) } else { String::new() };
+    for (run, name) in runs.iter().zip(names(runs)) {
+        let before = if several { format!("{name}: ") } else { String::new() };
         all.extend(run.warnings.iter().map(|warning| format!("{before}{warning}")));
         if run.requests.is_empty() {
             all.push(format!(
@@ -221,7 +235,7 @@ fn part_table(by: SliceBy, parts: &[(String, Metrics)], run: &RunResult) -> Vec<
     std::iter::once(head).chain(parts.iter().map(row)).collect()
 }
 
-fn run_table(runs: &[RunResult], metrics: &[Metrics]) -> Vec<Vec<String>> {
+fn run_table(runs: &[RunResult], names: &[String], metrics: &[Metrics]) -> Vec<Vec<String>> {
     let slo = runs.iter().all(|run| run.config.has_slo());
     let mut head: Vec<String> = std::iter::once("run").chain(PART).map(str::to_owned).collect();
     head.extend(slo.then(|| "within objectives".to_owned()));
@@ -230,7 +244,7 @@ fn run_table(runs: &[RunResult], metrics: &[Metrics]) -> Vec<Vec<String>> {
         order = sweep.places.iter().map(|(_, run)| *run).collect();
     }
     let row = |run: usize| {
-        let mut row = vec![name(&runs[run])];
+        let mut row = vec![names[run].clone()];
         row.extend(part_row(&metrics[run]));
         row.extend(slo.then(|| format!("{:.1} %", metrics[run].attainment() * 100.0)));
         row
@@ -306,6 +320,19 @@ mod tests {
         let files: Vec<String> = plots(&runs).into_iter().map(|(name, _)| name).collect();
         assert_eq!(files[..2], ["throughput-over-concurrency.svg", "time-to-first-token-over-concurrency.svg"]);
         assert!(plots(&runs).iter().all(|(_, svg)| svg.contains("<style>")));
+    }
+
+    #[test]
+    fn two_runs_of_one_load_are_drawn_over_one_another_under_different_names() {
+        let runs = ["a.json", "b.json"].map(|file| RunResult { file: file.to_owned(), ..run(Some(4), "x") });
+        let page = html(&runs);
+        for text in ["x, concurrency 4 (a.json)", "x, concurrency 4 (b.json)", "objective 200 ms", "Distributions"] {
+            assert!(page.contains(text), "{text}");
+        }
+        let files = plots(&runs);
+        assert_eq!(files[0].0, "time-to-first-token-distribution.svg");
+        assert_eq!(files.len(), MEASURES.len());
+        assert!(files.iter().all(|(_, svg)| svg.contains("(a.json)") && svg.contains("<title>")), "{files:?}");
     }
 
     #[test]

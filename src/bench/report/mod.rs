@@ -1,19 +1,24 @@
 //! Results for people: tables in the terminal, HTML pages with plots, and comparisons.
 //!
-//! `table` prints one result in the terminal. `html` is a page of one or more results; `charts` chooses its plots,
-//! `plot` and `scale` draw them as SVG, `page` writes the HTML. `variants` is a page
+//! `table` prints one result in the terminal, with tables of `columns`. `html` is a page of one or more results; `charts` and `overlay` choose its plots,
+//! `plot`, `series` and `scale` draw them as SVG, `page` writes the HTML. `variants` is a page
 //! that compares variants, `sections` one of tables and dots that the caller fills. `knee` finds the knee of a sweep, `compare` judges the
 //! difference of two results. Statistics are computed in `result`, not here.
 
 mod scale;
+mod series;
 mod plot;
 mod page;
 pub mod knee;
 mod charts;
+mod overlay;
 pub mod html;
 pub mod variants;
 pub mod sections;
+pub mod columns;
 pub mod table;
+mod differences;
 pub mod compare;
 
-pub use html::{html, name, plots};
+pub use html::{html, plots};
+pub use overlay::{name, names};

@@ -9,6 +9,8 @@
 use std::fmt::Write as _;
 
 use super::scale::{Scale, short};
+use super::series::DASHES;
+pub(super) use super::series::{Draw, Series, escape};
 
 /// What one axis shows.
 #[derive(Clone, Debug, Default)]
@@ -21,31 +23,8 @@ pub(super) struct Axis {
     pub(super) until: Option<f64>,
 }
 
-/// How a series is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Draw {
-    /// Straight lines between the points.
-    Line,
-    /// Lines, and a mark at each point.
-    Marked,
-    /// Horizontal until the next point.
-    Steps,
-    /// Dots alone.
-    Dots,
-}
-
-/// A named line or set of dots in a plot.
-#[derive(Clone, Debug)]
-pub(super) struct Series {
-    pub(super) name: String,
-    pub(super) draw: Draw,
-    /// Which of the colours; 4 is the one for failures.
-    pub(super) color: usize,
-    pub(super) points: Vec<(f64, f64)>,
-}
-
-/// A vertical line with a label.
-#[derive(Clone, Debug)]
+/// A line with a label, across the whole plot at one value of an axis.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Mark {
     pub(super) at: f64,
     pub(super) label: String,
@@ -58,7 +37,10 @@ pub(super) struct Plot {
     pub(super) x: Axis,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
+    /// Vertical lines.
     pub(super) marks: Vec<Mark>,
+    /// Horizontal lines.
+    pub(super) levels: Vec<Mark>,
 }
 
 /// The size of a plot, in pixels of its text.
@@ -82,15 +64,18 @@ pub(super) const STYLE: &str = ".plot{font:12px system-ui,sans-serif;font-varian
 .plot text{fill:var(--soft)}.plot .t{fill:var(--ink);font-weight:600;font-size:14px}.plot .g{stroke:var(--line);stroke-width:1}\
 .plot .a{stroke:var(--soft);stroke-width:1}.plot .m{stroke:var(--ink);stroke-width:1;stroke-dasharray:3 3}\
 .plot .ml{fill:var(--ink);paint-order:stroke;stroke:var(--card);stroke-width:5px;stroke-linejoin:round}.plot .l{fill:none;stroke-width:2;stroke-linejoin:round}.plot .d{fill-opacity:.5}\
-.plot .k{fill:var(--card);stroke-width:2}\n";
+.plot .k{fill:var(--card);stroke-width:2}.plot .h{fill:transparent}.plot .h:hover{fill:var(--ink);fill-opacity:.25}\n";
 
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const LEGEND_ROW: f64 = 18.0;
 const MARK_ROW: f64 = 15.0;
+/// A logarithmic axis shows at most this ratio of values; smaller ones are at its beginning.
+const LOG_SPAN: f64 = 1e4;
+/// An axis is extended for a line that is at most this many times as far as its values.
+const LINE_REACH: f64 = 4.0;
 /// About the width of a character, for laying out the legend.
 const CHARACTER: f64 = 6.8;
-const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
 /// The name of a series in the legend: its row, and where it begins.
 struct LegendEntry {
@@ -105,6 +90,20 @@ struct Field {
     top: f64,
     bottom: f64,
     right: f64,
+}
+
+impl Axis {
+    /// Its label, with a word where distances are not proportional.
+    fn text(&self, scale: &Scale) -> String {
+        if scale.is_log() { format!("{}, logarithmic", self.label) } else { self.label.clone() }
+    }
+}
+
+impl Mark {
+    /// Its label, with a word where its value is beyond the axis and the line therefore at its end.
+    fn text(&self, scale: &Scale) -> String {
+        if scale.reaches(self.at) { self.label.clone() } else { format!("{} (beyond the axis)", self.label) }
+    }
 }
 
 impl Plot {
@@ -152,39 +151,52 @@ impl Plot {
         let field = Field { top, bottom, right };
         self.grid(&mut out, &x, &y, field, if width < 400.0 { 4 } else { 7 });
         for series in &self.series {
-            series.draw(&mut out, &x, &y);
+            series.draw(&mut out, (&x, &y), (&self.x.label, &self.y.label));
         }
         self.mark(&mut out, &x, above, bottom, right);
+        self.level(&mut out, &y, right);
         let _ = write!(
             out,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text><text x=\"14\" y=\"{}\" text-anchor=\"middle\" \
              transform=\"rotate(-90 14 {})\">{}</text></svg>",
             (LEFT + right) / 2.0,
             height - 8.0,
-            escape(&self.x.label),
+            escape(&self.x.text(&x)),
             (top + bottom) / 2.0,
             (top + bottom) / 2.0,
-            escape(&self.y.label)
+            escape(&self.y.text(&y))
         );
         out
     }
 
     /// The axis that shows coordinate 0 or 1 of the points.
     fn scale(&self, axis: &Axis, coordinate: usize, from: f64, to: f64) -> Scale {
-        let values = self.points().map(|(x, y)| if coordinate == 0 { x } else { y });
+        let values: Vec<f64> = self.points().map(|(x, y)| if coordinate == 0 { x } else { y }).collect();
+        // A value of 0, such as the gap between two tokens of one event, has no place on a logarithmic axis. It is drawn at
+        // its beginning.
+        let log = axis.log && values.iter().any(|value| *value > 0.0);
+        let shown = values.iter().copied().filter(|value| !log || *value > 0.0);
         let (mut low, mut high) =
-            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+            shown.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        if axis.from_zero && !axis.log {
+        if log {
+            low = low.max(high / LOG_SPAN);
+        }
+        let lines = if coordinate == 0 { &self.marks } else { &self.levels };
+        let reach = low / LINE_REACH..=high * LINE_REACH;
+        for line in lines.iter().filter(|line| reach.contains(&line.at)) {
+            (low, high) = (low.min(line.at), high.max(line.at));
+        }
+        if axis.from_zero && !log {
             low = low.min(0.0);
         }
         if coordinate == 1 {
             // Lines must not run along the frame.
-            (low, high) = if axis.log { (low / 1.12, high * 1.12) } else { (low, high + (high - low) * 0.06) };
+            (low, high) = if log { (low / 1.12, high * 1.12) } else { (low, high + (high - low) * 0.06) };
         }
-        Scale::new(low, axis.until.unwrap_or(high), axis.log, from, to)
+        Scale::new(low, axis.until.unwrap_or(high), log, from, to)
     }
 
     fn grid(&self, out: &mut String, x: &Scale, y: &Scale, field: Field, x_ticks: usize) {
@@ -213,6 +225,21 @@ impl Plot {
         let _ = write!(out, "<line class=\"a\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>");
     }
 
+    /// Horizontal lines, each with its label above its right end.
+    fn level(&self, out: &mut String, y: &Scale, right: f64) {
+        for level in &self.levels {
+            let at = y.at(level.at);
+            let _ = write!(
+                out,
+                "<line class=\"m\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"ml\" x=\"{:.1}\" \
+                 y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                right - 4.0,
+                at - 4.0,
+                escape(&level.text(y))
+            );
+        }
+    }
+
     /// Vertical lines from their labels above the field down; a label is on the side with more space.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
@@ -223,7 +250,7 @@ impl Plot {
                 "<line class=\"m\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/><text class=\"ml\" x=\"{label:.1}\" \
                  y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
                 top + 11.0 + MARK_ROW * row as f64,
-                escape(&mark.label)
+                escape(&mark.text(x))
             );
         }
     }
@@ -269,77 +296,9 @@ impl Plot {
     }
 }
 
-impl Series {
-    fn draw(&self, out: &mut String, x: &Scale, y: &Scale) {
-        let places: Vec<(f64, f64)> = self
-            .points
-            .iter()
-            .filter(|(a, b)| a.is_finite() && b.is_finite())
-            .map(|(a, b)| (x.at(*a), y.at(*b)))
-            .collect();
-        let color = self.color;
-        if self.draw == Draw::Dots {
-            for (x, y) in places {
-                let _ =
-                    write!(out, "<circle class=\"d\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"var(--s{color})\"/>");
-            }
-            return;
-        }
-        let mut path = String::new();
-        for (index, (x, y)) in places.iter().enumerate() {
-            match (index, self.draw) {
-                (0, _) => {
-                    let _ = write!(path, "M{x:.1} {y:.1}");
-                }
-                (_, Draw::Steps) => {
-                    let _ = write!(path, "H{x:.1}V{y:.1}");
-                }
-                _ => {
-                    let _ = write!(path, "L{x:.1} {y:.1}");
-                }
-            }
-        }
-        let dash = DASHES[color.min(4)];
-        let _ = write!(out, "<path class=\"l\" d=\"{path}\" stroke=\"var(--s{color})\" stroke-dasharray=\"{dash}\"/>");
-        if self.draw == Draw::Marked {
-            for ((x, y), (a, b)) in places.iter().zip(&self.points) {
-                let label = format!("{}: {} at {}", escape(&self.name), short(*b), short(*a));
-                let shape = match color % 3 {
-                    0 => format!("<circle class=\"k\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\""),
-                    1 => {
-                        format!("<rect class=\"k\" x=\"{:.1}\" y=\"{:.1}\" width=\"7\" height=\"7\"", x - 3.5, y - 3.5)
-                    }
-                    _ => format!("<path class=\"k\" d=\"M{x:.1} {:.1}l4 7h-8z\"", y - 4.5),
-                };
-                let _ = write!(out, "{shape} stroke=\"var(--s{color})\"><title>{label}</title>{}", closing(color));
-            }
-        }
-    }
-}
-
-fn closing(color: usize) -> &'static str {
-    ["</circle>", "</rect>", "</path>"][color % 3]
-}
-
-/// Escapes text for an element, or for an attribute in double quotes.
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push(' '),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::series::TARGETS_MAX;
     use super::*;
 
     fn plot() -> Plot {
@@ -353,6 +312,7 @@ mod tests {
                 series("asked", 1, vec![(1.0, 10.0), (100.0, 400.0)]),
             ],
             marks: vec![Mark { at: 50.0, label: "knee at 50".to_owned() }],
+            levels: vec![Mark { at: 300.0, label: "objective <300>".to_owned() }],
         }
     }
 
@@ -366,6 +326,8 @@ mod tests {
                 ">requests per second<",
                 ">measured<",
                 ">knee at 50<",
+                ">objective &lt;300&gt;<",
+                "<title>measured: streams 50, requests per second 200</title>",
             ] {
                 assert!(svg.contains(text), "{text} in {svg}");
             }
@@ -382,6 +344,57 @@ mod tests {
         for at in svg.split("cx=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok()) {
             assert!((LEFT..=NARROW.width).contains(&at), "{at}");
         }
+    }
+
+    /// The horizontal places of these labels of the grid.
+    fn places(svg: &str, labels: &[&str]) -> Vec<f64> {
+        let place = |label: &&str| {
+            let before = &svg
+                [..svg.find(&format!("text-anchor=\"middle\">{label}<")).unwrap_or_else(|| panic!("{label}: {svg}"))];
+            before.rsplit("x=\"").next().unwrap().split('"').next().unwrap().parse().unwrap()
+        };
+        labels.iter().map(place).collect()
+    }
+
+    #[test]
+    fn an_axis_is_called_logarithmic_if_and_only_if_it_is() {
+        let with = |log: bool, values: &[f64]| {
+            let points = values.iter().map(|value| (*value, 1.0)).collect();
+            let series = Series { name: "gaps".to_owned(), draw: Draw::Line, color: 0, points };
+            let x = Axis { label: "ITL (ms)".to_owned(), log, ..Axis::default() };
+            Plot { x, series: vec![series], ..Plot::default() }.svg(WIDE)
+        };
+        // Gaps of 0: two tokens in one event.
+        let log = with(true, &[0.0, 0.0, 0.5, 4.0, 200.0]);
+        assert!(log.contains(">ITL (ms), logarithmic<"), "{log}");
+        let at = places(&log, &["1", "10", "100"]);
+        assert!((at[1] - at[0] - (at[2] - at[1])).abs() < 0.5, "equal ratios have equal distances: {at:?}");
+        assert!(log.contains(&format!("d=\"M{LEFT:.1} ")), "0 is at the beginning of the axis: {log}");
+        let linear = with(false, &[0.0, 50.0, 100.0]);
+        assert!(linear.contains(">ITL (ms)<"), "{linear}");
+        let at = places(&linear, &["20", "40", "60"]);
+        assert!((at[1] - at[0] - (at[2] - at[1])).abs() < 0.5, "{at:?}");
+        assert!(!with(true, &[0.0, 0.0]).contains("logarithmic"), "nothing above 0 can be shown on such an axis");
+    }
+
+    #[test]
+    fn lines_have_values_that_appear_without_a_script_and_few_enough_of_them() {
+        let points: Vec<(f64, f64)> = (1..=1_000).map(|n| (f64::from(n), f64::from(n) * 2.0)).collect();
+        let series = Series { name: "<x>".to_owned(), draw: Draw::Line, color: 0, points };
+        let [x, y] = ["a", "b"].map(|label| Axis { label: label.to_owned(), ..Axis::default() });
+        let svg = Plot { series: vec![series], x, y, ..Plot::default() }.svg(WIDE);
+        assert!(svg.contains("<title>&lt;x&gt;: a 1, b 2</title>"), "{svg}");
+        let count = svg.matches("<title>").count();
+        assert!((TARGETS_MAX / 2..=TARGETS_MAX).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn a_line_beyond_the_axis_says_so() {
+        let mut plot = plot();
+        plot.levels = vec![Mark { at: 1e6, label: "objective".to_owned() }];
+        assert!(plot.svg(WIDE).contains(">objective (beyond the axis)<"));
+        plot.levels[0].at = 1_000.0;
+        assert!(plot.svg(WIDE).contains(">objective<"));
     }
 
     #[test]

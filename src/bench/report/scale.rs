@@ -27,6 +27,17 @@ impl Scale {
         Self { low, high, log, from, to }
     }
 
+    /// Whether `value` is not beyond its ends.
+    pub(super) fn reaches(&self, value: f64) -> bool {
+        let slack = 1e-9 * self.high.abs();
+        (self.low - slack..=self.high + slack).contains(&value)
+    }
+
+    /// Whether it is logarithmic, which is not always as wanted.
+    pub(super) fn is_log(&self) -> bool {
+        self.log
+    }
+
     /// The position of `value`, limited to the axis.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = match self.log {

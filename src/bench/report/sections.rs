@@ -58,7 +58,7 @@ fn plot(dots: &Dots) -> Plot {
         Series { name, draw: Draw::Dots, color, points }
     });
     let axis = |label: &String| Axis { label: label.clone(), ..Axis::default() };
-    Plot { title: dots.title.clone(), x: axis(&dots.x), y: axis(&dots.y), series: series.collect(), marks: Vec::new() }
+    Plot { title: dots.title.clone(), x: axis(&dots.x), y: axis(&dots.y), series: series.collect(), ..Plot::default() }
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, Table, presets};
-
+use super::columns::Columns;
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{RunResult, ServerSide};
 use crate::result::slices::{self, SliceBy};
@@ -21,8 +20,8 @@ const WIDTH: usize = 50;
 /// A delay too small to matter, seconds.
 const NO_DELAY: f64 = 0.001;
 
-/// The whole text of a run.
-pub fn table(result: &RunResult) -> String {
+/// The whole text of a run, for a terminal with `width` columns.
+pub fn table(result: &RunResult, width: Option<usize>) -> String {
     let metrics = Metrics::of(result);
     let mut text = block(result, &metrics);
     load(&mut text, result, &metrics);
@@ -35,7 +34,8 @@ pub fn table(result: &RunResult) -> String {
     for by in SliceBy::ALL {
         let parts = slices::slices(result, by);
         if parts.len() > 1 {
-            let _ = writeln!(text, "{}", parts_table(by.name(), &parts, result.config.has_slo()));
+            let table = parts_table(by.name(), &parts, result.config.has_slo());
+            let _ = writeln!(text, "{}", table.text(width));
         }
     }
     for (reason, count) in slices::failures(result) {
@@ -183,9 +183,7 @@ fn whole(text: &mut String, label: &str, value: u64) {
 }
 
 /// One line for each slice, times in milliseconds.
-pub fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns {
     let mut header = vec![
         name,
         "sent",
@@ -203,7 +201,7 @@ pub fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Tab
     if judged {
         header.push("met %");
     }
-    table.set_header(header);
+    let mut table = Columns::new(header);
     for (name, metrics) in parts {
         let mut cells = vec![
             name.clone(),
@@ -222,10 +220,7 @@ pub fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Tab
         if judged {
             cells.push(format!("{:.2}", metrics.attainment() * 100.0));
         }
-        table.add_row(cells);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
+        table.add(cells);
     }
     table
 }
@@ -236,10 +231,8 @@ fn millis(of: &Distribution, seconds: f64) -> String {
 }
 
 /// One line for each run of a sweep, by what was varied. Rates are of the whole run, as in its JSON and its report.
-pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header([
+pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
+    let mut table = Columns::new([
         name,
         "ok",
         "failed",
@@ -257,7 +250,7 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
         let metrics = Metrics::of(result);
         let (requests, tokens) = (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens));
         let met = format!("{:.2}", metrics.attainment() * 100.0);
-        table.add_row([
+        table.add([
             value.clone(),
             metrics.completed.to_string(),
             metrics.failed.to_string(),
@@ -271,9 +264,6 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Table {
             millis(&metrics.e2el, metrics.e2el.percentile(99.0)),
             if result.config.has_slo() { met } else { "-".to_owned() },
         ]);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
     }
     table
 }
@@ -310,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_block_has_the_labels_of_the_original_in_their_places() {
-        let text = table(&result());
+        let text = table(&result(), None);
         let starts =
             |line: &str| assert!(text.lines().any(|found| found.trim_end() == line), "{line}\nis not in\n{text}");
         starts("============ Serving Benchmark Result ============");
@@ -331,13 +321,22 @@ mod tests {
 
     #[test]
     fn each_class_has_a_line() {
-        let text = table(&result());
+        let text = table(&result(), None);
         let line = text.lines().find(|line| line.trim_start().starts_with("short")).unwrap();
         let cells: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(
             cells,
             ["short", "2", "1", "1", "0.50", "2.5", "10.0", "10.0", "10.0", "10.0", "50.0", "50.0", "50.00"]
         );
+    }
+
+    #[test]
+    fn the_text_fits_80_columns() {
+        for text in [table(&result(), Some(80)), sweep_table("streams", &[("1".into(), result())]).text(Some(80))] {
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+        let wide = table(&result(), None);
+        assert!(wide.lines().any(|line| line.chars().count() > 80), "else this proves nothing: {wide}");
     }
 
     #[test]

@@ -80,7 +80,9 @@ pub fn load(path: &Path) -> Result<Vec<RunResult>, FileError> {
     if size > MAX_FILE {
         return Err(FileError::TooLarge(name));
     }
-    parse(&std::fs::read(path).map_err(io)?, &name)
+    let mut results = parse(&std::fs::read(path).map_err(io)?, &name)?;
+    results.iter_mut().for_each(|result| result.file.clone_from(&name));
+    Ok(results)
 }
 
 /// The results in the text of a file called `name`.

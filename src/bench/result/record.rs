@@ -39,6 +39,9 @@ pub struct RunResult {
     /// hold statistics without the requests they came from.
     #[serde(skip)]
     pub reported: Map<String, Value>,
+    /// The file that it was read from; empty for a run of our own.
+    #[serde(skip)]
+    pub file: String,
 }
 
 /// The configuration of the run.
@@ -85,6 +88,16 @@ pub struct RunConfig {
     pub seed: u64,
     /// Keys and values given by the user.
     pub metadata: BTreeMap<String, String>,
+    /// The version of the load generator; empty when it is not known.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// The versions of vLLM that the servers reported, without repetitions; empty where none did (a gateway has no
+    /// `/version`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub server_versions: Vec<String>,
+    /// The arguments of the command line, secrets masked; empty when they are not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub arguments: Vec<String>,
 }
 
 /// A rate that changes over the requests of a run.
@@ -108,6 +121,16 @@ pub struct ClassConfig {
     pub weight: f64,
     /// Its objectives.
     pub slo: Slo,
+    /// Its lengths of prompts and outputs in tokens, as on the command line (`200`, `100-2000`); empty when they came from a
+    /// file.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub prompt: String,
+    /// The same for outputs.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub output: String,
+    /// The prefix that its prompts share, in words; empty: none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub prefix: String,
 }
 
 /// Objectives: upper bounds in milliseconds, as in `--goodput`. `None` is no objective.
@@ -388,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_class_without_objectives_has_those_of_the_run() {
-        let class = |slo| ClassConfig { name: "c".into(), weight: 1.0, slo };
+        let class = |slo| ClassConfig { name: "c".into(), weight: 1.0, slo, ..ClassConfig::default() };
         let own = Slo { ttft: Some(1.0), ..Slo::default() };
         let slo = Slo { e2el: Some(9.0), ..Slo::default() };
         let config = RunConfig { slo, classes: vec![class(Slo::default()), class(own)], ..RunConfig::default() };

@@ -138,6 +138,7 @@ mod tests {
             name: name.into(),
             weight: 1.0,
             slo: Slo { ttft: Some(ttft), ..Slo::default() },
+            ..ClassConfig::default()
         };
         let config = RunConfig {
             model: "base".into(),

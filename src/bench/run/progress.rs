@@ -131,6 +131,12 @@ impl Progress {
         recent.push_back((Instant::now(), ttft));
     }
 
+    /// The TTFTs of the requests that completed in the last [`WINDOW`], seconds, at most [`RECENT`].
+    pub fn recent_ttfts(&self) -> Vec<f64> {
+        let (recent, now) = (self.recent.lock(), Instant::now());
+        recent.iter().filter(|(at, _)| now - *at <= WINDOW).filter_map(|(_, ttft)| *ttft).collect()
+    }
+
     /// The statistics of the last [`WINDOW`] of a run that began `since` ago.
     pub fn now(&self, since: Duration) -> RecentStats {
         let mut recent = self.recent.lock();
@@ -165,6 +171,7 @@ mod tests {
         progress.record_sent();
         progress.record_ended(Some(0.25), false);
         progress.record_ended(None, true);
+        assert_eq!(progress.recent_ttfts(), [0.25], "the old ones are still in memory");
         let now = progress.now(WINDOW * 2);
         assert_eq!((now.rate, now.ttft_p99), (0.2, Some(0.25)));
         assert_eq!((progress.in_flight(), progress.failed.load(Relaxed)), (0, 1));

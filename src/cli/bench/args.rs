@@ -2,7 +2,7 @@
 //!
 //! Intended differences: prompts for completions are token ids (exact lengths without a tokenizer), more measures and
 //! percentiles are shown, and several servers may be given. Flags that only say how `vllm bench serve` loads a tokenizer
-//! are accepted and ignored. How flags fit together is checked in `plan` and `requests`.
+//! are accepted and ignored. `-h` shows the flags that most runs need, `--help` all of them. How flags fit together is checked in `plan` and `requests`.
 
 use std::path::PathBuf;
 
@@ -12,6 +12,16 @@ use super::find_rate::args::FindRateArgs;
 use super::tools::Tool;
 use super::values::{ClassSpec, Goodput, RangeRatio, Rate, Steps, pair, share};
 use crate::bench::Length;
+
+/// Headings of `--help` besides those of the groups of flags.
+const GENERATED: &str = "Generated prompts";
+const REPETITION: &str = "Generated prompts of prefix_repetition";
+const FILES: &str = "Data sets and traces";
+const CONVERSATIONS: &str = "Conversations";
+const ADAPTERS: &str = "LoRA adapters";
+const CHANGING: &str = "Rates that change";
+const SWEEPS: &str = "Sweeps";
+const SAVED: &str = "Saved results";
 
 /// Put load on a server and measure what its clients see
 #[derive(Clone, Debug, Args)]
@@ -66,31 +76,31 @@ pub(super) struct ServerArgs {
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(super) base_url: Vec<String>,
     /// Host, without --base-url
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, hide_short_help = true, default_value = "127.0.0.1")]
     pub(super) host: String,
     /// Port, without --base-url
-    #[arg(long, default_value_t = 8000)]
+    #[arg(long, hide_short_help = true, default_value_t = 8000)]
     pub(super) port: u16,
     /// Path of requests [default: that of the backend]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) endpoint: Option<String>,
     /// What to send as "model" [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
     /// What to send as "model", if it is not --model
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, hide_short_help = true, value_name = "NAME")]
     pub(super) served_model_name: Option<String>,
     /// Headers to send, KEY=VALUE; a bearer token is taken from OPENAI_API_KEY
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
+    #[arg(long, hide_short_help = true, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
     pub(super) header: Vec<(String, String)>,
     /// Servers whose /metrics are read during the run [default: --base-url]
-    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    #[arg(long, hide_short_help = true, value_name = "URL", value_delimiter = ',')]
     pub(super) metrics_url: Vec<String>,
     /// Time to wait for the server to respond
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    #[arg(long, hide_short_help = true, value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) ready_check_timeout_sec: f64,
     /// A request that takes longer counts as failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 21_600.0)]
+    #[arg(long, hide_short_help = true, value_name = "SECONDS", default_value_t = 21_600.0)]
     pub(super) request_timeout: f64,
 }
 
@@ -130,112 +140,112 @@ pub(super) struct DatasetArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) dataset_path: Option<PathBuf>,
     /// Prompt length in tokens: 1024, 100-2000 or lognormal:MEDIAN:SIGMA[:MAX]
-    #[arg(long, value_name = "LENGTH", default_value = "1024", alias = "input-len")]
+    #[arg(long, help_heading = GENERATED, value_name = "LENGTH", default_value = "1024", alias = "input-len")]
     pub(super) random_input_len: Length,
     /// Output length in tokens, with the same syntax
-    #[arg(long, value_name = "LENGTH", default_value = "128")]
+    #[arg(long, help_heading = GENERATED, value_name = "LENGTH", default_value = "128")]
     pub(super) random_output_len: Length,
     /// Output length for any dataset
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, hide_short_help = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) output_len: Option<u32>,
     /// Vary each length evenly by up to +-RATIO of it; or {"input": R, "output": R}
-    #[arg(long, value_name = "RATIO", default_value = "0")]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "RATIO", default_value = "0")]
     pub(super) random_range_ratio: RangeRatio,
     /// Tokens that all prompts share, added before the prompt length
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "TOKENS", default_value_t = 0)]
     pub(super) random_prefix_len: u32,
     /// Share of prompt tokens that the prefix cache should find: that share of each prompt is a shared prefix
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "SHARE", value_parser = share)]
     pub(super) prefix_hit_rate: Option<f64>,
     /// Number of different shared prefixes
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) num_prefixes: u32,
     /// Share of the prompts that have a shared prefix
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "SHARE", value_parser = share)]
     pub(super) random_cache_hit_fraction: Option<f64>,
     /// Share of such a prompt that is the shared prefix
-    #[arg(long, value_name = "SHARE", value_parser = share, requires = "random_cache_hit_fraction")]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "SHARE", value_parser = share, requires = "random_cache_hit_fraction")]
     pub(super) random_cache_ratio: Option<f64>,
     /// A class of requests, for a mix: short:weight=15,in=200,out=128,ttft=300; repeat it
     #[arg(long, value_name = "NAME:KEY=VALUE,..")]
     pub(super) class: Vec<ClassSpec>,
     /// Shared tokens of each prompt of prefix_repetition
-    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 256)]
     pub(super) prefix_repetition_prefix_len: u32,
     /// Other tokens of prefix_repetition
-    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 256)]
     pub(super) prefix_repetition_suffix_len: u32,
     /// Number of prefixes of prefix_repetition
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) prefix_repetition_num_prefixes: u32,
     /// Output tokens of prefix_repetition
-    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    #[arg(long, help_heading = REPETITION, hide_short_help = true, value_name = "TOKENS", default_value_t = 128)]
     pub(super) prefix_repetition_output_len: u32,
     /// Output tokens of sharegpt, instead of each response's own length
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sharegpt_output_len: Option<u32>,
     /// Output tokens of custom; -1 takes "output_tokens" of each line
-    #[arg(long, value_name = "TOKENS", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", default_value_t = -1, allow_negative_numbers = true)]
     pub(super) custom_output_len: i64,
     /// Keep the order of the file for sharegpt and custom
-    #[arg(long)]
+    #[arg(long, help_heading = FILES, hide_short_help = true)]
     pub(super) disable_shuffle: bool,
     /// Tokens in each block of a timed trace
-    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) timed_trace_chunk_hash_size: u32,
     /// Seconds in one time unit of a timed trace (0.001 for milliseconds)
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "SECONDS", default_value_t = 1.0)]
     pub(super) timed_trace_sec_multiplier: f64,
     /// Key of a timed trace's arrival time
-    #[arg(long, value_name = "KEY", default_value = "timestamp")]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "timestamp")]
     pub(super) timed_trace_label_timestamp: String,
     /// Key of a timed trace's prompt length
-    #[arg(long, value_name = "KEY", default_value = "input_length")]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "input_length")]
     pub(super) timed_trace_label_input_length: String,
     /// Key of a timed trace's output length
-    #[arg(long, value_name = "KEY", default_value = "output_length")]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "output_length")]
     pub(super) timed_trace_label_output_length: String,
     /// Key of a timed trace's block names
-    #[arg(long, value_name = "KEY", default_value = "hash_ids")]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "hash_ids")]
     pub(super) timed_trace_label_hash_ids: String,
     /// tokenizer.json, or its folder, for exact lengths of texts
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Prompts of token ids (the default for completions)
-    #[arg(long, conflicts_with = "prompt_text")]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, conflicts_with = "prompt_text")]
     pub(super) prompt_token_ids: bool,
     /// Prompts of words, about one for each token
-    #[arg(long)]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true)]
     pub(super) prompt_text: bool,
     /// Token ids that prompts are made of, FIRST-LAST
-    #[arg(long, value_name = "RANGE", default_value = "1000-7999")]
+    #[arg(long, help_heading = GENERATED, hide_short_help = true, value_name = "RANGE", default_value = "1000-7999")]
     pub(super) vocabulary: Length,
     /// Send conversations instead of single requests; --num-prompts is their number
-    #[arg(long)]
+    #[arg(long, help_heading = CONVERSATIONS)]
     pub(super) multi_turn: bool,
     /// Turns of a conversation: 3 or 2-8
-    #[arg(long, value_name = "LENGTH", default_value = "3")]
+    #[arg(long, help_heading = CONVERSATIONS, hide_short_help = true, value_name = "LENGTH", default_value = "3")]
     pub(super) multi_turn_num_turns: Length,
     /// Mean time between a response and the next turn
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    #[arg(long, help_heading = CONVERSATIONS, hide_short_help = true, value_name = "MS", default_value_t = 0.0)]
     pub(super) multi_turn_delay_ms: f64,
     /// Tokens added by each later turn [default: the prompt length]
-    #[arg(long, value_name = "LENGTH")]
+    #[arg(long, help_heading = CONVERSATIONS, hide_short_help = true, value_name = "LENGTH")]
     pub(super) per_turn_input_len: Option<Length>,
     /// LoRA adapters of the requests
-    #[arg(long, value_name = "NAME", num_args = 1..)]
+    #[arg(long, help_heading = ADAPTERS, value_name = "NAME", num_args = 1..)]
     pub(super) lora_modules: Vec<String>,
     /// How a request's adapter is chosen
-    #[arg(long, value_enum, default_value = "random")]
+    #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_enum, default_value = "random")]
     pub(super) lora_assignment: LoraAssignment,
     /// Exponent of zipf
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "S", default_value_t = 1.0)]
     pub(super) lora_zipf: f64,
     /// Weights of the adapters, and one more for the base model if it is to have a share
-    #[arg(long, value_name = "W", value_delimiter = ',')]
+    #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "W", value_delimiter = ',')]
     pub(super) lora_weights: Vec<f64>,
     /// Share of clients that leave before the end of their response
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    #[arg(long, hide_short_help = true, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     pub(super) leave_share: f64,
 }
 
@@ -263,55 +273,55 @@ pub(super) struct LoadArgs {
     #[arg(long, value_name = "RATE", default_value = "inf")]
     pub(super) request_rate: Rate,
     /// Shape of the gaps: 1 is Poisson, less is burstier, inf is evenly spaced
-    #[arg(long, value_name = "SHAPE", default_value = "1")]
+    #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "SHAPE", default_value = "1")]
     pub(super) burstiness: Rate,
     /// Most requests (or conversations) in flight
     #[arg(long, value_name = "N", alias = "multi-turn-concurrency", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_concurrency: Option<u32>,
     /// Send this many requests at the same time, at --request-rate on average
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) burst_size: Option<u32>,
     /// Several rates in turn, RATExSECONDS: 5x30,20x10,5x30
-    #[arg(long, value_name = "STEPS", conflicts_with_all = ["burst_size", "duration"])]
+    #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "STEPS", conflicts_with_all = ["burst_size", "duration"])]
     pub(super) rate_steps: Option<Steps>,
     /// A rate that grows from the first request to the last
-    #[arg(long, value_enum, requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
+    #[arg(long, help_heading = CHANGING, hide_short_help = true, value_enum, requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
     pub(super) ramp_up_strategy: Option<RampStrategy>,
     /// Requests per second at the first request
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "RATE")]
     pub(super) ramp_up_start_rps: Option<f64>,
     /// Requests per second at the last request
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, help_heading = CHANGING, hide_short_help = true, value_name = "RATE")]
     pub(super) ramp_up_end_rps: Option<f64>,
     /// Send at the times of the trace (the default for traces)
-    #[arg(long, overrides_with = "no_self_timed")]
+    #[arg(long, help_heading = FILES, hide_short_help = true, overrides_with = "no_self_timed")]
     pub(super) self_timed: bool,
     /// Ignore the times of a trace and use --request-rate
-    #[arg(long)]
+    #[arg(long, help_heading = FILES, hide_short_help = true)]
     pub(super) no_self_timed: bool,
     /// Replay a trace this many times faster
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "X", default_value_t = 1.0)]
     pub(super) trace_speed: f64,
     /// Warm-up requests before the clock starts, up to --max-concurrency at once
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0)]
     pub(super) num_warmups: u32,
     /// Seed of all randomness
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
     /// One run for each of these values of --max-concurrency
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = SWEEPS, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sweep_max_concurrency: Vec<u32>,
     /// One run for each of these values of --request-rate
-    #[arg(long, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "sweep_max_concurrency")]
+    #[arg(long, help_heading = SWEEPS, value_name = "RATE,..", value_delimiter = ',', conflicts_with = "sweep_max_concurrency")]
     pub(super) sweep_request_rate: Vec<Rate>,
     /// In a sweep of concurrency: requests of a run, as a multiple of its concurrency
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, help_heading = SWEEPS, hide_short_help = true, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) sweep_num_prompts_factor: Option<u64>,
     /// Empty the server's prefix cache before each run (vLLM in dev mode)
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) reset_prefix_cache: bool,
     /// Trace each run with the server's profiler (vLLM with --profiler-config); traced requests take longer
-    #[arg(long, conflicts_with = "find_rate")]
+    #[arg(long, hide_short_help = true, conflicts_with = "find_rate")]
     pub(super) profile: bool,
 }
 
@@ -328,27 +338,27 @@ pub(super) enum RampStrategy {
 #[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
     /// Generate to the full length (always on for generated prompts and traces)
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) ignore_eos: bool,
-    #[arg(long, value_name = "T")]
+    #[arg(long, hide_short_help = true, value_name = "T")]
     pub(super) temperature: Option<f64>,
-    #[arg(long, value_name = "P")]
+    #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) top_p: Option<f64>,
-    #[arg(long, value_name = "K")]
+    #[arg(long, hide_short_help = true, value_name = "K")]
     pub(super) top_k: Option<i64>,
-    #[arg(long, value_name = "P")]
+    #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) min_p: Option<f64>,
-    #[arg(long, value_name = "X")]
+    #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) frequency_penalty: Option<f64>,
-    #[arg(long, value_name = "X")]
+    #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) presence_penalty: Option<f64>,
-    #[arg(long, value_name = "X")]
+    #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) repetition_penalty: Option<f64>,
     /// Number of log probabilities per token
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub(super) logprobs: Option<u32>,
     /// More fields of the body, as a JSON object
-    #[arg(long, value_name = "JSON")]
+    #[arg(long, hide_short_help = true, value_name = "JSON")]
     pub(super) extra_body: Option<String>,
 }
 
@@ -356,11 +366,11 @@ pub(super) struct SamplingArgs {
 #[command(next_help_heading = "Output")]
 pub(super) struct OutputArgs {
     /// Measures to show
-    #[arg(long, value_name = "NAME,..", value_delimiter = ',', default_value = "ttft,tpot,itl,e2el",
+    #[arg(long, hide_short_help = true, value_name = "NAME,..", value_delimiter = ',', default_value = "ttft,tpot,itl,e2el",
           value_parser = ["ttft", "tpot", "itl", "e2el", "client_queue_time"])]
     pub(super) percentile_metrics: Vec<String>,
     /// Percentiles to show
-    #[arg(long, value_name = "P,..", value_delimiter = ',', default_value = "50,90,99", value_parser = super::values::percentile)]
+    #[arg(long, hide_short_help = true, value_name = "P,..", value_delimiter = ',', default_value = "50,90,99", value_parser = super::values::percentile)]
     pub(super) metric_percentiles: Vec<f64>,
     /// Objectives in ms: ttft:300 tpot:50 e2el:2000
     #[arg(long, value_name = "KEY:MS", num_args = 1..)]
@@ -369,34 +379,34 @@ pub(super) struct OutputArgs {
     #[arg(long)]
     pub(super) json: bool,
     /// Save the result as JSON, with the keys of vllm bench serve
-    #[arg(long)]
+    #[arg(long, help_heading = SAVED)]
     pub(super) save_result: bool,
     /// Include the arrays of single requests, and the generated texts
-    #[arg(long)]
+    #[arg(long, help_heading = SAVED, hide_short_help = true)]
     pub(super) save_detailed: bool,
     /// Add the result to the end of the file
-    #[arg(long)]
+    #[arg(long, help_heading = SAVED, hide_short_help = true)]
     pub(super) append_result: bool,
     /// Folder of the result
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "FOLDER")]
     pub(super) result_dir: Option<PathBuf>,
     /// File name of the result [default: from label, load, model and time]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "FILE")]
     pub(super) result_filename: Option<PathBuf>,
     /// Write the results as an HTML page with plots
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = SAVED, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
     /// Write one line of CSV for each request
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,
     /// Your name for the run
-    #[arg(long)]
+    #[arg(long, help_heading = SAVED)]
     pub(super) label: Option<String>,
     /// Additional keys in the result
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
+    #[arg(long, help_heading = SAVED, hide_short_help = true, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
     pub(super) metadata: Vec<(String, String)>,
     /// No progress line
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) disable_tqdm: bool,
     /// Show what would be sent without sending it
     #[arg(long)]

@@ -45,6 +45,10 @@ use signals::StopSignals;
 const READY_EVERY: Duration = Duration::from_millis(500);
 /// Timeout of one readiness check.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time to say which version a server runs; a result can do without.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest response with a version, bytes.
+const MAX_VERSION: usize = 4 << 10;
 /// The longest list of models, bytes.
 const MAX_MODEL_LIST: usize = 4 << 20;
 
@@ -77,7 +81,10 @@ pub fn run(args: &BenchArgs) -> ExitCode {
 }
 
 async fn measure_all(args: &BenchArgs) -> Result<ExitCode, CommandError> {
-    let setup = set_up(args).await?;
+    let mut setup = set_up(args).await?;
+    if !args.output.dry_run {
+        setup.server_versions = server_versions(&setup.client).await;
+    }
     setup.notes.iter().for_each(|note| eprintln!("note: {note}"));
     if args.search.find_rate && !args.output.dry_run {
         let mut stop = StopSignals::listen().map_err(failed)?;
@@ -199,6 +206,20 @@ async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<Vec<Stri
         anyhow::ensure!(Instant::now() < deadline, unready);
         tokio::time::sleep(READY_EVERY).await;
     }
+}
+
+/// What the servers say they run, without repetitions. A server without `/version`, such as a gateway, says nothing.
+async fn server_versions(client: &LoadClient) -> Vec<String> {
+    let mut versions = Vec::new();
+    for (_, body) in client.get_each("/version", MAX_VERSION, VERSION_TIMEOUT).await.into_iter().flatten() {
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        if let Some(version) = body["version"].as_str()
+            && !versions.iter().any(|known| known == version)
+        {
+            versions.push(version.to_owned());
+        }
+    }
+    versions
 }
 
 /// The names in a list of models.

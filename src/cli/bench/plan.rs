@@ -15,6 +15,7 @@ use super::args::{BenchArgs, RampStrategy};
 use super::requests::{api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
 use crate::bench::{Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Workload};
+use crate::config::MASK;
 
 /// All that a run needs, and the flags that its result records.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(super) struct Setup {
     pub(super) client: Arc<LoadClient>,
     /// Notes about the data set.
     pub(super) notes: Vec<String>,
+    /// What the servers say they run.
+    pub(super) server_versions: Vec<String>,
     args: BenchArgs,
 }
 
@@ -79,7 +82,7 @@ impl Setup {
         };
         plan.workload.check()?;
         plan.arrival.check()?;
-        Ok(Self { plan, client: Arc::new(client), notes, args: args.clone() })
+        Ok(Self { plan, client: Arc::new(client), notes, server_versions: Vec::new(), args: args.clone() })
     }
 
     /// The plan of each run, and what is varied: one, or those of a sweep.
@@ -129,11 +132,46 @@ impl Setup {
         config.slo = Goodput::all(&args.output.goodput);
         config.percentiles = args.output.metric_percentiles.clone();
         config.percentile_metrics = args.output.percentile_metrics.clone();
+        config.version = env!("CARGO_PKG_VERSION").to_owned();
+        config.server_versions.clone_from(&self.server_versions);
+        config.arguments = arguments(std::env::args().skip_while(|argument| argument != "bench").skip(1));
         config.metadata = args.output.metadata.iter().cloned().collect();
         if config.num_prompts == 0 {
             config.num_prompts = result.requests.len() as u64;
         }
         result.warnings.extend(cached_less(&self.plan, result));
+    }
+}
+
+/// Arguments as a result keeps them: values of headers, and passwords in addresses, are masked.
+fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
+    let masked = |text: &str| format!("{}={MASK}", text.split('=').next().unwrap_or_default());
+    let mut header = false;
+    let mut arguments = Vec::new();
+    for argument in given {
+        if let Some(value) = argument.strip_prefix("--header=") {
+            arguments.push(format!("--header={}", masked(value)));
+            continue;
+        }
+        if argument.starts_with("--") {
+            header = argument == "--header";
+        } else if header {
+            arguments.push(masked(&argument));
+            continue;
+        }
+        let parts: Vec<String> = argument.split(',').map(without_password).collect();
+        arguments.push(parts.join(","));
+    }
+    arguments
+}
+
+/// An address without the user and password that it may hold; any other text as it is.
+fn without_password(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest[..end].rfind('@') {
+        Some(at) => format!("{scheme}://{MASK}{}", &rest[at..]),
+        None => text.to_owned(),
     }
 }
 
@@ -225,5 +263,31 @@ pub(super) fn paced(rate: f64, burstiness: f64, burst: Option<u32>) -> Arrival {
         None if burstiness.is_infinite() => Arrival::Constant { rate },
         None if burstiness == 1.0 => Arrival::Poisson { rate },
         None => Arrival::Gamma { rate, burstiness },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_arguments_hold_no_secret() {
+        let given = [
+            "--base-url=http://me:secret@gpu0:8000/x,http://gpu1:8000",
+            "--header",
+            "Authorization=Bearer secret",
+            "x-key=secret",
+            "--class",
+            "short:in=200,out=128",
+            "--header=Cookie=secret",
+            "--metrics-url",
+            "http://secret@gpu0:8001",
+        ];
+        let kept = arguments(given.iter().map(|text| (*text).to_owned()));
+        assert!(kept.iter().all(|text| !text.contains("secret")), "{kept:?}");
+        assert_eq!(kept[0], format!("--base-url=http://{MASK}@gpu0:8000/x,http://gpu1:8000"));
+        assert_eq!(kept[2..4], [format!("Authorization={MASK}"), format!("x-key={MASK}")]);
+        assert_eq!(kept[5], "short:in=200,out=128");
+        assert_eq!(kept.len(), given.len());
     }
 }

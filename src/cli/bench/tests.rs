@@ -72,6 +72,9 @@ async fn a_run_is_measured_and_saved_with_all_its_requests() {
     assert_eq!(result.requests.len(), 20);
     assert_eq!((result.config.max_concurrency, result.config.seed), (Some(4), 5));
     assert_eq!(result.config.metadata["gpu"], "none");
+    let class = &result.config.classes[0];
+    assert_eq!((class.prompt.as_str(), class.output.as_str(), class.weight), ("5-9", "3", 1.0));
+    assert_eq!(result.config.version, env!("CARGO_PKG_VERSION"));
     assert_eq!(result.reported["completed"], 20);
     assert_eq!(result.reported["request_rate"], "inf");
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 21);
@@ -161,9 +164,9 @@ async fn the_error_of_a_refusing_server_is_quoted_and_fails_the_command() {
 
 #[tokio::test]
 async fn a_profiler_that_does_not_stop_is_a_warning_and_the_result_is_kept() {
-    // The list of models, /start_profile, metrics, two requests, /stop_profile.
+    // The list of models, /version, /start_profile, metrics, two requests, /stop_profile.
     let engine = MockEngine::start(|number| MockResponse {
-        status: if number == 5 { 500 } else { 200 },
+        status: if number == 6 { 500 } else { 200 },
         ..MockResponse::stream(completion_stream(3), Duration::ZERO)
     })
     .await;
@@ -173,12 +176,28 @@ async fn a_profiler_that_does_not_stop_is_a_warning_and_the_result_is_kept() {
     let save = ["--save-result", "--result-filename", path.to_str().unwrap()];
     assert_eq!(code(&[&flags[..], &save].concat()).await, (0, String::new()));
     let text = std::fs::read_to_string(&path).unwrap();
-    assert_eq!(engine.requests(), 6);
+    assert_eq!(engine.requests(), 7);
     assert!(text.contains("\"completed\":2") || text.contains("\"completed\": 2"), "{text}");
     assert!(
         text.contains("the trace may be missing: ") && text.contains("/stop_profile returned status 500"),
         "{text}"
     );
+}
+
+#[tokio::test]
+async fn a_result_has_the_version_that_the_server_reports() {
+    // The list of models, then /version.
+    let engine = MockEngine::start(|number| match number {
+        1 => MockResponse::stream(vec!["{\"version\":\"0.32.0\"}".to_owned()], Duration::ZERO),
+        _ => MockResponse::stream(completion_stream(3), Duration::ZERO),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.json");
+    let flags = ["--base-url", &engine.url(), "--model", "m", "--num-prompts", "2", "--random-input-len", "5"];
+    let save = ["--result-filename", path.to_str().unwrap()];
+    assert_eq!(code(&[&flags[..], &save].concat()).await, (0, String::new()));
+    assert_eq!(file::load(&path).unwrap().remove(0).config.server_versions, ["0.32.0"]);
 }
 
 #[tokio::test]

@@ -10,11 +10,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, Table, presets};
 
+use crate::bench::report::columns::Columns;
 use crate::bench::report::compare::{self, CompareOptions, Comparison, Unit};
 use crate::bench::result::file;
 use crate::bench::{RunResult, report};
+use crate::cli::terminal::{fitted, stdout_width};
 use crate::stats::Estimate;
 
 /// Commands for saved results
@@ -126,7 +127,7 @@ fn compare(args: &CompareArgs) -> ExitCode {
                 continue;
             }
             let title = if many { format!("\n{name}\n") } else { String::new() };
-            print(format!("{title}{}\n", comparison_text(&comparison)))?;
+            print(fitted(&format!("{title}{}\n", comparison_text(&comparison))))?;
         }
         match (args.json, many) {
             (false, _) => Ok(()),
@@ -176,14 +177,12 @@ fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
 
 /// The table, the verdict and the notes.
 fn comparison_text(comparison: &Comparison) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["", "A", "B", "change", "interval", "verdict"]);
+    let mut table = Columns::new(["", "A", "B", "change", "interval", "verdict"]);
     for row in &comparison.rows {
         let Estimate { value, low, high } = row.change.0;
         let (scale, unit) = if row.unit == Unit::Share { (100.0, " pt") } else { (100.0, " %") };
         let end = |value: f64| if value.is_finite() { format!("{:+.1}", value * scale) } else { "?".to_owned() };
-        table.add_row([
+        table.add([
             row.name.clone(),
             number(row.unit, row.a.value),
             number(row.unit, row.b.value),
@@ -192,9 +191,7 @@ fn comparison_text(comparison: &Comparison) -> String {
             compare::verdict_word(row.verdict).to_owned(),
         ]);
     }
-    for column in table.column_iter_mut().skip(1).take(4) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let table = table.text(stdout_width());
     let mut text = format!("{table}\n{}\n", comparison.verdict());
     if comparison.rows.iter().any(|row| row.rough) {
         text.push_str("~: an approximate interval: too few requests, or too clustered, for a guaranteed one.\n");

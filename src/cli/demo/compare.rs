@@ -1,4 +1,4 @@
-//! The tail latencies of the arrangements side by side, and the verdict.
+//! The tail latencies of the arrangements side by side, line by line as they are measured, and the verdict.
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
 //! The verdict compares the last arrangement with the first in each of them, as the ratio first/last,
@@ -11,14 +11,20 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
 use super::arrangement::Arrangement;
 use crate::bench::result::slices::{self, SliceBy};
 use crate::bench::result::vllm_keys;
 use crate::bench::{Distribution, Metrics, RunResult};
+use crate::cli::terminal::wrapped;
 
+/// Columns of the names, of each number, and of the count of failures: 78 in all.
+const NAME: usize = 21;
+const COLUMN: usize = 10;
+const FAILED: usize = 7;
+/// Columns of the text below the table.
+pub(super) const TEXT: usize = 79;
 /// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too busy.
 pub(super) const LATE_MS: f64 = 20.0;
 
@@ -129,14 +135,13 @@ impl Comparison {
         format!("{last} against {first}: {}: {sum}.", parts.join(", "))
     }
 
-    /// A warning when requests were sent late, which makes every number pessimistic.
-    fn lateness(&self) -> Option<String> {
+    /// What follows the table: a warning when requests were sent late, which makes every number pessimistic, and the verdict.
+    pub(super) fn ending(&self) -> String {
         let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
-        (late > LATE_MS).then(|| {
-            format!(
-                "This machine was busy: requests were sent up to {late:.0} ms late (P99), which the latencies include."
-            )
-        })
+        let lateness = format!(
+            "This machine was busy: requests were sent up to {late:.0} ms late (P99), which the latencies include.\n"
+        );
+        wrapped(&format!("{}{}", if late > LATE_MS { lateness.as_str() } else { "" }, self.verdict()), TEXT)
     }
 
     /// The comparison as JSON.
@@ -155,50 +160,44 @@ impl Comparison {
     }
 }
 
-impl fmt::Display for Comparison {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(first) = self.rows.first() else { return Ok(()) };
-        let count = |class| first.class(class).map_or(0, |class| class.sent);
-        writeln!(
-            f,
-            "{} short and {} long requests in {} s, seed {}, the same for each arrangement; times in ms",
-            count("short"),
-            count("long"),
-            self.seconds,
-            self.seed
-        )?;
-        writeln!(f, "{}", self.table())?;
-        for row in &self.rows {
-            for (failure, count) in &row.failures {
-                writeln!(f, "{}: {count} failed: {failure}", row.arrangement.label())?;
-            }
-        }
-        if let Some(late) = self.lateness() {
-            writeln!(f, "{late}")?;
-        }
-        write!(f, "{}", self.verdict())
-    }
+/// The head of the table: two lines, and what is measured.
+pub(super) fn head(first: &Row, seconds: f64, seed: u64) -> String {
+    let count = |class| first.class(class).map_or(0, |class| class.sent);
+    let names = DECIDERS.iter().map(|decider| decider.name);
+    let columns: Vec<(&str, &str)> =
+        std::iter::once("short TTFT P50").chain(names).filter_map(|name| name.split_once(' ')).collect();
+    let (classes, measures): (Vec<&str>, Vec<&str>) = columns.into_iter().unzip();
+    let above = line("", &[classes, vec![""]].concat());
+    let below = line("arrangement", &[measures, vec!["failed"]].concat());
+    format!(
+        "{} short and {} long requests in {seconds} s, seed {seed},\nthe same for each arrangement; times in ms\n\n{above}\n{below}\n{}",
+        count("short"),
+        count("long"),
+        "─".repeat(NAME + COLUMN * 5 + FAILED),
+    )
 }
 
-impl Comparison {
-    fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        let mut header = vec!["arrangement", "short TTFT P50"];
-        header.extend(DECIDERS.iter().map(|decider| decider.name));
-        header.push("failed");
-        table.set_header(header);
-        for row in &self.rows {
-            let mut cells = vec![row.arrangement.label().to_owned()];
-            cells.push(millis(row.percentile("short", |class| &class.ttft, 50.0)));
-            cells.extend(DECIDERS.iter().map(|decider| millis(row.percentile(decider.class, decider.of, 99.0))));
-            cells.push(row.all.failed.to_string());
-            table.add_row(cells);
+/// A line of the table: a name, five numbers and a count.
+fn line(name: &str, cells: &[impl AsRef<str>]) -> String {
+    let mut text = format!("{name:<NAME$}");
+    for (index, cell) in cells.iter().enumerate() {
+        let width = if index + 1 == cells.len() { FAILED } else { COLUMN };
+        text.push_str(&format!("{:>width$}", cell.as_ref()));
+    }
+    text
+}
+
+impl fmt::Display for Row {
+    /// Its line of the table, and its failures.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cells = vec![millis(self.percentile("short", |class| &class.ttft, 50.0))];
+        cells.extend(DECIDERS.iter().map(|decider| millis(self.percentile(decider.class, decider.of, 99.0))));
+        cells.push(self.all.failed.to_string());
+        f.write_str(&line(self.arrangement.label(), &cells))?;
+        for (failure, count) in &self.failures {
+            write!(f, "\n  {count} failed: {failure}")?;
         }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        Ok(())
     }
 }
 
@@ -267,14 +266,21 @@ mod tests {
         let comparison = comparison(row(Arrangement::Permits, (1.0, 1.0), (1.0, 1.0), 3));
         assert!(comparison.verdict().starts_with("No verdict: 3 requests failed"));
         assert_eq!(comparison.json()["ratios"], Value::Null);
-        assert!(comparison.to_string().contains("one pool with permits: 3 failed: status 503"));
+        assert!(comparison.rows[2].to_string().ends_with("3\n  3 failed: status 503"), "{}", comparison.rows[2]);
     }
 
     #[test]
-    fn the_table_stands_side_by_side() {
-        let text = comparison(row(Arrangement::Permits, (88.2, 1885.3), (1258.7, 2785.5), 0)).to_string();
-        let split = text.lines().find(|line| line.contains("split by length")).unwrap();
-        let cells: Vec<&str> = split.split_whitespace().collect();
+    fn the_table_stands_side_by_side_in_80_columns() {
+        let comparison = comparison(row(Arrangement::Permits, (88.2, 1885.3), (1258.7, 114_137.3), 0));
+        let head = head(&comparison.rows[0], 20.0, 1);
+        let lines: Vec<String> = comparison.rows.iter().map(Row::to_string).collect();
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(cells, ["split", "by", "length", "30.1", "30.1", "780.0", "2789.4", "14137.3", "0"]);
+        let text = format!("{head}\n{}\n{}", lines.join("\n"), comparison.ending());
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        // Each number ends below its header.
+        let columns = head.lines().rev().nth(1).unwrap();
+        assert_eq!(columns.find("E2EL P99").map(|at| at + 8), lines[1].find("780.0").map(|at| at + 5), "{text}");
+        assert_eq!(columns.chars().count(), lines[1].chars().count(), "{text}");
     }
 }

@@ -1,8 +1,8 @@
 //! `sluice demo`: compares three ways of routing, in a minute and a half and without a GPU.
 //!
 //! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the same mixed load three
-//! times: same seed, prompts and send times. Only the configuration of gateway and engines differs (`arrangement`). The
-//! tail latencies are printed side by side. The last arrangement keeps serving until Ctrl-C, or ends with `--once`.
+//! times: same seed, prompts and send times. Only the configuration of gateway and engines differs (`arrangement`). It begins
+//! with what it shows and where to watch it; the tail latencies of each arrangement are printed as they are measured. The last arrangement keeps serving until Ctrl-C, or ends with `--once`.
 //!
 //! The load is the one that was measured on two real H200 GPUs: short requests of 200 prompt and 128
 //! output tokens at 30 per second, long ones of 16,000 and 64 at 2 per second, both Poisson. Prompts
@@ -32,11 +32,12 @@ use tokio::time::Instant;
 
 use super::line::Line;
 use super::serve::raise_file_limit;
+use super::terminal::wrapped;
 use crate::bench::{
     self, Arrival, Class, Extent, Length, LoadClient, Prefix, PromptTokens, RunPlan, RunResult, Slo, Workload,
 };
 use arrangement::{ALL, Arrangement, MODEL};
-use compare::{Comparison, LATE_MS, Row};
+use compare::{Comparison, LATE_MS, Row, TEXT};
 use stage::Up;
 
 /// Short and long requests per second.
@@ -98,7 +99,8 @@ pub fn run(args: &DemoArgs) -> ExitCode {
 
 fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let addresses = stage::Addresses { listen: args.listen, admin: args.admin };
+    let addresses = stage::Addresses { listen: args.listen, admin: args.admin }.chosen()?;
+    print_opening(args, &addresses);
     let code = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -122,7 +124,7 @@ async fn show(
 ) -> anyhow::Result<ExitCode> {
     let mut stopped = std::pin::pin!(stopped);
     let (comparison, up) = tokio::select! {
-        outcome = compare_all(args, raise) => outcome?,
+        outcome = compare_all(args, raise, |row, first| print_row(args, row, first)) => outcome?,
         () = &mut stopped => {
             eprintln!("interrupted before all three arrangements were measured, so there is no result");
             return Ok(ExitCode::FAILURE);
@@ -138,10 +140,11 @@ async fn show(
 }
 
 /// Measures every arrangement in turn and leaves the last one running. An arrangement is measured again, with new engines
-/// and gateway, when the machine was too busy.
+/// and gateway, when the machine was too busy. `show` gets each row when it is final, and whether it is the first.
 async fn compare_all(
     args: &DemoArgs,
     raise: impl AsyncFn(Arrangement) -> anyhow::Result<Up>,
+    show: impl Fn(&Row, bool) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Comparison, Up)> {
     let plan = plan(args);
     let mut rows = Vec::new();
@@ -157,6 +160,7 @@ async fn compare_all(
             running = Some(up);
             let late = row.late_ms();
             if attempt == ATTEMPTS || late <= LATE_MS {
+                show(&row, rows.is_empty())?;
                 rows.push(row);
                 break;
             }
@@ -206,12 +210,39 @@ fn plan(args: &DemoArgs) -> RunPlan {
     RunPlan::new(workload, Arrival::Poisson { rate: RATES.iter().sum() }, extent)
 }
 
+/// What the demo shows and where to watch it. On stderr, since it is not a result.
+fn print_opening(args: &DemoArgs, addresses: &stage::Addresses) {
+    let text = format!(
+        "Two simulated H200s behind the gateway get the same traffic in three arrangements, one after the other: per second \
+         {} short requests (200 tokens in, 128 out) and {} long ones (16,000 in, 64 out), for {} s each. A long prompt delays \
+         the short requests on its engine; the arrangements differ in how much.",
+        RATES[0], RATES[1], args.seconds
+    );
+    eprintln!("{}", wrapped(&text, TEXT));
+    if let Some(admin) = addresses.admin {
+        eprintln!("Watch it live: http://{admin}/\n");
+    }
+}
+
+/// A row of the table as soon as it is measured.
+fn print_row(args: &DemoArgs, row: &Row, first: bool) -> anyhow::Result<()> {
+    if args.json {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    if first {
+        writeln!(out, "{}", compare::head(row, args.seconds, args.seed))?;
+    }
+    writeln!(out, "{row}")?;
+    Ok(out.flush()?)
+}
+
 fn print_result(args: &DemoArgs, comparison: &Comparison) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{:#}", comparison.json())?;
     } else {
-        writeln!(out, "{comparison}")?;
+        writeln!(out, "\n{}", comparison.ending())?;
     }
     out.flush()?;
     Ok(())
@@ -274,12 +305,22 @@ mod tests {
     #[tokio::test]
     async fn three_arrangements_get_the_same_requests_and_all_are_stopped() {
         let counts = Arc::new(Counts::default());
-        let (comparison, up) = compare_all(&args(), async |_| {
-            assert_eq!(counts.running(), 0, "one at a time");
-            raise_mock(200, counts.clone()).await
-        })
+        let shown = std::cell::RefCell::new(Vec::new());
+        let (comparison, up) = compare_all(
+            &args(),
+            async |_| {
+                assert_eq!(counts.running(), 0, "one at a time");
+                raise_mock(200, counts.clone()).await
+            },
+            |row, first| {
+                shown.borrow_mut().push((row.arrangement, first));
+                Ok(())
+            },
+        )
         .await
         .unwrap();
+        let order = [(ALL[0], true), (ALL[1], false), (ALL[2], false)];
+        assert_eq!(*shown.borrow(), order, "each is shown once, when it is final");
         assert_eq!(counts.running(), 1, "the last keeps running");
         up.stop().await;
         assert_eq!(counts.running(), 0);

@@ -27,6 +27,16 @@ pub(super) struct Addresses {
     pub(super) admin: Option<SocketAddr>,
 }
 
+impl Addresses {
+    /// The addresses that every arrangement uses: those of the user, else the usual ones, else free ones.
+    ///
+    /// # Errors
+    /// An address of the user is taken, or no port is free.
+    pub(super) fn chosen(self) -> anyhow::Result<Self> {
+        Ok(Self { listen: Some(address(self.listen, USUAL_LISTEN)?), admin: Some(address(self.admin, USUAL_ADMIN)?) })
+    }
+}
+
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A running arrangement.

@@ -12,6 +12,7 @@ use super::engine_table::ExternalBackend;
 use super::registry::{DriverMaker, Registry};
 use super::stop::begin_stop;
 use super::{leftovers, reconcile};
+use crate::driver::LogLines;
 use crate::engine::journal::JournalError;
 use crate::engine::lifecycle::ChangeRefused;
 use crate::engine::spec::EngineSpec;
@@ -19,6 +20,17 @@ use crate::engine::view::EngineView;
 use crate::probe::ReportedModels;
 use crate::state_folder;
 use sluice_gateway::pool::Admission;
+
+/// Why there is no log of an engine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LogError {
+    /// The gateway does not run it.
+    #[error("{0} is not managed by sluice (it has a url, no launch), so its log is where its engine runs")]
+    NotManaged(String),
+    /// The operator's commands start it.
+    #[error("the engine of {0} is started by commands (control), so its log is where these write it")]
+    Elsewhere(String),
+}
 
 /// All engines that this gateway runs.
 #[derive(Debug)]
@@ -87,6 +99,15 @@ impl Fleet {
     /// stop.
     pub fn views(&self) -> Vec<EngineView> {
         self.registry.table().views()
+    }
+
+    /// Lines of the log of an engine that the gateway runs: see [`Driver::log_lines`](crate::driver::Driver::log_lines).
+    ///
+    /// # Errors
+    /// The gateway does not run that engine, or only runs the operator's commands for it.
+    pub fn log(&self, name: &str, after: Option<u64>, most: usize) -> Result<LogLines, LogError> {
+        let context = self.registry.context(name).ok_or_else(|| LogError::NotManaged(name.to_owned()))?;
+        context.driver.log_lines(after, most).ok_or_else(|| LogError::Elsewhere(name.to_owned()))
     }
 
     /// The limits of adapters of a managed engine, `pool/backend`: how many it keeps in host memory, if its settings say so,

@@ -19,6 +19,6 @@ mod stop;
 
 pub use change::{ChangeStarted, RestartError, RestartRequest};
 pub use engine_table::ExternalBackend;
-pub use fleet::Fleet;
+pub use fleet::{Fleet, LogError};
 pub use leftovers::unattended;
 pub use registry::DriverMaker;

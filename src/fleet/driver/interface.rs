@@ -121,6 +121,16 @@ pub enum AdapterRank {
     Unknown,
 }
 
+/// Lines of an engine's log, secrets masked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogLines {
+    /// Oldest first.
+    pub lines: Vec<String>,
+    /// The number of the line after them. Lines are numbered over all starts of the engine under one gateway.
+    pub next: u64,
+}
+
 /// Controls one backend's engine. The header of this folder's `mod.rs` has the rules.
 #[async_trait]
 pub trait Driver: Send + Sync + fmt::Debug {
@@ -186,6 +196,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// The last lines of its log, oldest first, at most `lines`; empty where there is no log.
     fn tail(&self, lines: usize) -> Vec<String>;
+
+    /// Complete lines of its log from number `after` on, or the last ones without it, at most `most`; `None` where the driver
+    /// keeps no log of the engine itself.
+    fn log_lines(&self, _after: Option<u64>, _most: usize) -> Option<LogLines> {
+        None
+    }
 
     /// How far the start is; `None` where there is no log to follow.
     fn progress(&self) -> Option<watch::Receiver<StartProgress>>;

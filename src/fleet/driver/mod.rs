@@ -31,7 +31,9 @@ pub(crate) use command::{ENDED_READINGS, STATUS_INTERVAL};
 pub use external::ExternalDriver;
 pub use failure::{EngineFailure, Notice};
 pub use identity::EngineIdentity;
-pub use interface::{AdapterRank, Driver, DriverKind, EngineStatus, PortOwner, SharedDriver, StopRules, Stopped};
+pub use interface::{
+    AdapterRank, Driver, DriverKind, EngineStatus, LogLines, PortOwner, SharedDriver, StopRules, Stopped,
+};
 pub use process::ProcessDriver;
 pub use progress::StartProgress;
 pub(crate) use redact::Redactor;

@@ -14,15 +14,15 @@ pub(crate) struct FindRateArgs {
     ])]
     pub(crate) find_rate: bool,
     /// Percentage of requests that must meet their objectives
-    #[arg(long, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
+    #[arg(long, hide_short_help = true, value_name = "PERCENT", default_value_t = 99.0, requires = "find_rate")]
     pub(super) find_rate_attainment: f64,
     /// Requests of a short run; long runs have three times as many. With fewer, the search is faster and less exact
-    #[arg(long, value_name = "N", default_value_t = 1500, requires = "find_rate")]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1500, requires = "find_rate")]
     pub(super) find_rate_requests: usize,
     /// Stop when the rate is known within this many percent either way
-    #[arg(long, value_name = "PERCENT", default_value_t = 3.5, requires = "find_rate")]
+    #[arg(long, hide_short_help = true, value_name = "PERCENT", default_value_t = 3.5, requires = "find_rate")]
     pub(super) find_rate_tolerance: f64,
     /// Most runs
-    #[arg(long, value_name = "N", default_value_t = 40, requires = "find_rate")]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 40, requires = "find_rate")]
     pub(super) find_rate_runs: usize,
 }

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::driver::{Redactor, StartProgress};
+use crate::driver::{LogLines, Redactor, StartProgress};
 use crate::state_folder;
 use sluice_core::vllm::logs::{Movement, StartFollower, StartPhase};
 
@@ -54,6 +54,8 @@ struct ReadState {
     lines: VecDeque<String>,
     /// The beginning of a line whose end has not been written yet.
     unfinished: Vec<u8>,
+    /// Lines that were read since the gateway started, over all starts of the engine.
+    count: u64,
     read_to: u64,
     follower: StartFollower,
 }
@@ -80,7 +82,7 @@ impl EngineLog {
             self.shift_old_files()?;
             fs::rename(&self.path, self.old(1))?;
         }
-        *self.state.lock() = ReadState::default();
+        self.restart_reading(0);
         self.progress.send_replace(StartProgress::begin(Instant::now()));
         state_folder::options().append(true).open(&self.path)
     }
@@ -91,12 +93,18 @@ impl EngineLog {
         let length = self.path.metadata().map_or(0, |file| file.len());
         let long = length > READ_MAX;
         let read_to = if long { length - READ_MAX / 16 } else { 0 };
-        *self.state.lock() = ReadState { read_to, ..ReadState::default() };
+        self.restart_reading(read_to);
         self.progress.send_replace(StartProgress::begin(Instant::now()));
         if long {
             self.mark_ready();
         }
         self.read_new();
+    }
+
+    /// Forgets the lines in memory. Their numbers go on, so that a reader who follows the log sees those of the next start.
+    fn restart_reading(&self, read_to: u64) {
+        let mut state = self.state.lock();
+        *state = ReadState { count: state.count, read_to, ..ReadState::default() };
     }
 
     /// Records that the engine serves. Its log may not show it: uvicorn's lines can be turned off.
@@ -169,6 +177,7 @@ impl EngineLog {
             state.lines.pop_front();
         }
         state.lines.push_back(line.to_owned());
+        state.count += 1;
     }
 
     /// Copies and truncates the file when it is large. At worst lines are lost, so an error is only logged.
@@ -212,6 +221,20 @@ impl EngineLog {
         all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).clone()).collect()
     }
 
+    /// Complete lines from number `after` on, the oldest that are still in memory first; without it, or with one that is of
+    /// another gateway, the last ones. At most `most`.
+    pub(super) fn lines(&self, after: Option<u64>, most: usize) -> LogLines {
+        let state = self.state.lock();
+        let kept = state.lines.len();
+        let oldest = state.count - kept as u64;
+        let skipped = match after.filter(|after| *after <= state.count) {
+            Some(after) => usize::try_from(after.saturating_sub(oldest)).unwrap_or(kept),
+            None => kept.saturating_sub(most),
+        };
+        let lines: Vec<String> = state.lines.iter().skip(skipped).take(most).cloned().collect();
+        LogLines { next: oldest + (skipped + lines.len()) as u64, lines }
+    }
+
     /// How far the start is.
     pub(super) fn progress(&self) -> watch::Receiver<StartProgress> {
         self.progress.subscribe()
@@ -242,6 +265,27 @@ mod tests {
         assert!(!log.read_new());
         assert_eq!(log.tail(9), ["one", "two", "bar 1", "bar 2"]);
         assert_eq!(log.tail(1), ["bar 2"]);
+    }
+
+    #[test]
+    fn a_reader_who_follows_gets_each_line_once_over_a_restart_too() {
+        let (_folder, log) = log();
+        let write = |file: &mut File, from: usize, to: usize| {
+            (from..to).for_each(|n| writeln!(file, "line {n}").unwrap());
+            write!(file, "unfinished").unwrap();
+            log.read_new();
+        };
+        write(&mut log.begin().unwrap(), 0, 5);
+        let last = log.lines(None, 2);
+        assert_eq!((last.lines, last.next), (vec!["line 3".to_owned(), "line 4".to_owned()], 5));
+        assert_eq!(log.lines(Some(5), 9), LogLines { lines: vec![], next: 5 });
+        write(&mut log.begin().unwrap(), 5, 8);
+        let next = log.lines(Some(5), 2);
+        assert_eq!((next.lines, next.next), (vec!["line 5".to_owned(), "line 6".to_owned()], 7));
+        assert_eq!(log.lines(Some(7), 9).lines, ["line 7"]);
+        // Numbers of an earlier gateway, and lines that are no longer in memory.
+        assert_eq!(log.lines(Some(99), 1).lines, ["line 7"]);
+        assert_eq!(log.lines(Some(0), 1).lines, ["line 5"]);
     }
 
     #[test]

@@ -26,8 +26,8 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use crate::driver::{
-    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
-    Redactor, StartProgress, StopRules, Stopped,
+    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice,
+    PortOwner, Redactor, StartProgress, StopRules, Stopped,
 };
 use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, sequences};
 use device::{Devices, MemoryInUse};
@@ -249,6 +249,10 @@ impl Driver for ProcessDriver {
 
     fn tail(&self, lines: usize) -> Vec<String> {
         self.log.tail(lines)
+    }
+
+    fn log_lines(&self, after: Option<u64>, most: usize) -> Option<LogLines> {
+        Some(self.log.lines(after, most))
     }
 
     fn progress(&self) -> Option<watch::Receiver<StartProgress>> {

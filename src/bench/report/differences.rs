@@ -1,0 +1,265 @@
+//! How the configurations of two results differ, as sentences for their comparison.
+//!
+//! A change of the server is what a comparison is for; a change of the load makes it worthless. So each difference is named:
+//! model, servers, versions, arrivals, and for each class its lengths, weight, shared prefix and objectives. What has no field
+//! of its own in a result is found in the command line, flag by flag. What only one file knows (files of other tools and of
+//! earlier versions lack some fields) is no difference. Bounds: one sentence for each field, class and flag.
+
+use std::collections::BTreeMap;
+
+use crate::result::record::{ClassConfig, RunConfig, RunResult, Slo};
+
+/// Flags that the fields of a result cover, or that only say what is shown and saved.
+const COVERED: [&str; 27] = [
+    "--append-result",
+    "--backend",
+    "--base-url",
+    "--burstiness",
+    "--class",
+    "--csv",
+    "--disable-tqdm",
+    "--endpoint",
+    "--goodput",
+    "--html",
+    "--json",
+    "--label",
+    "--lora-modules",
+    "--max-concurrency",
+    "--metadata",
+    "--metric-percentiles",
+    "--metrics-url",
+    "--model",
+    "--num-prompts",
+    "--percentile-metrics",
+    "--request-rate",
+    "--result-dir",
+    "--result-filename",
+    "--save-detailed",
+    "--save-result",
+    "--seed",
+    "--tokenizer",
+];
+
+/// The differences between two configurations.
+pub(super) fn differences(a: &RunResult, b: &RunResult) -> Vec<String> {
+    let (a, b) = (&a.config, &b.config);
+    let mut found = Vec::new();
+    for ((name, was), (_, is)) in settings(a).into_iter().zip(settings(b)) {
+        if was != is && !was.is_empty() && !is.is_empty() {
+            found.push(sentence(name, &was, &is));
+        }
+    }
+    found.extend(classes(a, b));
+    found.extend(flags(a, b));
+    found
+}
+
+fn sentence(name: &str, was: &str, is: &str) -> String {
+    format!("the runs were configured differently: {name} was '{was}' in A and '{is}' in B")
+}
+
+fn settings(config: &RunConfig) -> [(&'static str, String); 16] {
+    let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
+    let ramp = config.ramp.as_ref().map_or_else(
+        || "none".to_owned(),
+        |ramp| format!("{} from {} to {} per second", ramp.strategy, ramp.start, ramp.end),
+    );
+    // Files of other tools do not hold it.
+    let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
+    [
+        ("model", config.model.clone()),
+        ("tokenizer", config.tokenizer.clone().unwrap_or_default()),
+        ("API", config.backend.clone()),
+        ("endpoint", config.endpoint.clone()),
+        ("server", config.urls.join(", ")),
+        ("version of vLLM", config.server_versions.join(", ")),
+        ("version of the load generator", config.version.clone()),
+        ("dataset", config.dataset.clone()),
+        ("arrivals", config.arrival.clone()),
+        ("request rate", number(config.request_rate)),
+        ("burstiness", number(config.burstiness)),
+        ("ramp", ramp),
+        ("max concurrency", number(config.max_concurrency.map(f64::from))),
+        ("number of prompts", config.num_prompts.to_string()),
+        ("seed", seed),
+        ("adapters", if config.adapters.is_empty() { "none".to_owned() } else { config.adapters.join(", ") }),
+    ]
+}
+
+/// The differences between classes of the same name, and the classes that only one of them has.
+fn classes(a: &RunConfig, b: &RunConfig) -> Vec<String> {
+    let named = |config: &RunConfig, name: &str| config.classes.iter().position(|class| class.name == name);
+    let mut found = Vec::new();
+    for (one, other, here, there) in [(a, b, 'A', 'B'), (b, a, 'B', 'A')] {
+        let alone = one.classes.iter().filter(|class| named(other, &class.name).is_none());
+        // A file without classes does not say that there were none.
+        found.extend(alone.filter(|_| !other.classes.is_empty()).map(|class| {
+            format!("the runs were configured differently: class '{}' is in {here} and not in {there}", class.name)
+        }));
+    }
+    let single = a.classes.len() == 1 && b.classes.len() == 1;
+    for (at, class) in a.classes.iter().enumerate() {
+        let Some(other) = named(b, &class.name) else { continue };
+        let of = if single { String::new() } else { format!(" of class '{}'", class.name) };
+        for ((name, was), (_, is)) in class_settings(a, at).into_iter().zip(class_settings(b, other)) {
+            if was != is && !was.is_empty() && !is.is_empty() {
+                found.push(sentence(&format!("{name}{of}"), &was, &is));
+            }
+        }
+    }
+    found
+}
+
+fn class_settings(config: &RunConfig, at: usize) -> [(&'static str, String); 7] {
+    let class: &ClassConfig = &config.classes[at];
+    let total: f64 = config.classes.iter().map(|class| class.weight).sum();
+    // Weights 15 and 1 are the same mix as 30 and 2.
+    let share = if total > 0.0 { format!("{:.2} %", 100.0 * class.weight / total) } else { String::new() };
+    // A class of a file of an earlier version has no lengths; then it is not known whether a prefix was shared.
+    let prefix = match (class.prompt.is_empty(), class.prefix.is_empty()) {
+        (true, _) => String::new(),
+        (false, true) => "none".to_owned(),
+        (false, false) => class.prefix.clone(),
+    };
+    let Slo { ttft, tpot, e2el } = *config.slo_of(u32::try_from(at).unwrap_or(u32::MAX));
+    let bound = |bound: Option<f64>| bound.map_or_else(|| "none".to_owned(), |ms| format!("{ms} ms"));
+    [
+        ("prompt length", class.prompt.clone()),
+        ("output length", class.output.clone()),
+        ("shared prefix", prefix),
+        ("share", share),
+        ("objective for TTFT", bound(ttft)),
+        ("objective for TPOT", bound(tpot)),
+        ("objective for E2EL", bound(e2el)),
+    ]
+}
+
+/// Flags of the command line with other values, without those that are covered.
+fn flags(a: &RunConfig, b: &RunConfig) -> Vec<String> {
+    if a.arguments.is_empty() || b.arguments.is_empty() {
+        return Vec::new();
+    }
+    let (was, is) = (by_flag(&a.arguments), by_flag(&b.arguments));
+    let names: std::collections::BTreeSet<&str> = was.keys().chain(is.keys()).copied().collect();
+    let value = |flags: &BTreeMap<&str, Vec<&str>>, name: &str| match flags.get(name) {
+        None => "not given".to_owned(),
+        Some(values) if values.is_empty() => "given".to_owned(),
+        Some(values) => values.join(" "),
+    };
+    names
+        .into_iter()
+        .filter(|name| !COVERED.contains(name) && was.get(name) != is.get(name))
+        .map(|name| sentence(name, &value(&was, name), &value(&is, name)))
+        .collect()
+}
+
+/// The values of each flag; those of a repeated flag together.
+fn by_flag(arguments: &[String]) -> BTreeMap<&str, Vec<&str>> {
+    let (mut flags, mut last) = (BTreeMap::<&str, Vec<&str>>::new(), None);
+    for argument in arguments {
+        if let Some((name, value)) = argument.split_once('=').filter(|(name, _)| name.starts_with("--")) {
+            flags.entry(name).or_default().push(value);
+            last = Some(name);
+        } else if argument.starts_with("--") {
+            flags.entry(argument).or_default();
+            last = Some(argument);
+        } else if let Some(name) = last {
+            flags.entry(name).or_default().push(argument);
+        }
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> RunConfig {
+        let class = |name: &str, weight: f64, prompt: &str| ClassConfig {
+            name: name.to_owned(),
+            weight,
+            prompt: prompt.to_owned(),
+            output: "128".to_owned(),
+            ..ClassConfig::default()
+        };
+        RunConfig {
+            version: "0.1.0".to_owned(),
+            server_versions: vec!["0.32.0".to_owned()],
+            arguments: ["--class", "short:in=200", "--temperature", "0", "--save-result"].map(str::to_owned).to_vec(),
+            classes: vec![class("short", 15.0, "200"), class("long", 1.0, "16000")],
+            ..RunConfig::default()
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut RunConfig)) -> Vec<String> {
+        let a = RunResult { config: config(), ..RunResult::default() };
+        let mut b = a.clone();
+        change(&mut b.config);
+        let before = "the runs were configured differently: ";
+        let all = differences(&a, &b);
+        all.into_iter().map(|found| found.strip_prefix(before).expect("each is one of these").to_owned()).collect()
+    }
+
+    #[test]
+    fn changed_lengths_weights_and_objectives_of_a_class_are_named() {
+        assert_eq!(found(|_| ()), Vec::<String>::new());
+        assert_eq!(
+            found(|b| b.classes[1].prompt = "32000".to_owned()),
+            ["prompt length of class 'long' was '16000' in A and '32000' in B"]
+        );
+        assert_eq!(
+            found(|b| b.classes[0].output = "64".to_owned()),
+            ["output length of class 'short' was '128' in A and '64' in B"]
+        );
+        assert_eq!(
+            found(|b| b.classes[0].prefix = "100 tokens more, 1 of them".to_owned()),
+            ["shared prefix of class 'short' was 'none' in A and '100 tokens more, 1 of them' in B"]
+        );
+        assert_eq!(
+            found(|b| b.classes[1].weight = 5.0),
+            [
+                "share of class 'short' was '93.75 %' in A and '75.00 %' in B",
+                "share of class 'long' was '6.25 %' in A and '25.00 %' in B"
+            ]
+        );
+        assert_eq!(
+            found(|b| (b.classes[0].weight, b.classes[1].weight) = (30.0, 2.0)),
+            Vec::<String>::new(),
+            "the same mix"
+        );
+        assert_eq!(
+            found(|b| b.classes[0].slo.ttft = Some(300.0)),
+            ["objective for TTFT of class 'short' was 'none' in A and '300 ms' in B"]
+        );
+        assert_eq!(
+            found(|b| b.classes[1].name = "longer".to_owned()),
+            ["class 'long' is in A and not in B", "class 'longer' is in B and not in A"]
+        );
+    }
+
+    #[test]
+    fn versions_and_flags_without_a_field_are_named_and_those_of_the_output_are_not() {
+        assert_eq!(
+            found(|b| b.server_versions = vec!["0.33.0".to_owned()]),
+            ["version of vLLM was '0.32.0' in A and '0.33.0' in B"]
+        );
+        let arguments = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(
+            found(|b| b.arguments = arguments("--class short:in=200 --temperature=0.5 --ignore-eos --csv x.csv")),
+            ["--ignore-eos was 'not given' in A and 'given' in B", "--temperature was '0' in A and '0.5' in B"]
+        );
+    }
+
+    #[test]
+    fn what_a_file_does_not_say_is_no_difference() {
+        let bare = |b: &mut RunConfig| {
+            let classes = b.classes.iter().map(|class| ClassConfig {
+                name: class.name.clone(),
+                weight: class.weight,
+                ..ClassConfig::default()
+            });
+            *b = RunConfig { classes: classes.collect(), ..RunConfig::default() };
+        };
+        assert_eq!(found(bare), Vec::<String>::new());
+    }
+}

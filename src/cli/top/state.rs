@@ -1,0 +1,203 @@
+//! What the view shows: the last samples of the gateway, and what the operator has chosen.
+//!
+//! Pure: samples and keys come in, the view reads. Bounds: [`SAMPLES_MAX`] samples, so the histogram covers the last ten
+//! seconds; of the samples before the latest only the histograms are kept.
+
+use std::collections::VecDeque;
+
+use super::histogram::{Histogram, MEASURES};
+use crate::admin::Status;
+use crate::admin::status::{BackendStatus, PoolStatus};
+
+/// Samples whose histograms are kept: the latest, and those of ten seconds before it.
+const SAMPLES_MAX: usize = 11;
+
+/// What one look at the gateway returned.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) status: Status,
+    pub(super) histograms: [Histogram; MEASURES.len()],
+}
+
+impl Sample {
+    /// From the response to `/admin/status` and the metrics page.
+    pub(super) fn of(status: Status, page: &str) -> Self {
+        Self { status, histograms: MEASURES.map(|(_, family)| Histogram::parse(page, family)) }
+    }
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The backend above.
+    Up,
+    /// The backend below.
+    Down,
+    /// The measure before.
+    Left,
+    /// The next measure.
+    Right,
+    /// Stop or go on.
+    Pause,
+}
+
+/// The state of the view.
+#[derive(Clone, Debug, Default)]
+pub(super) struct State {
+    pub(super) status: Option<Status>,
+    histograms: VecDeque<[Histogram; MEASURES.len()]>,
+    /// Why the gateway could not be read, and for how many attempts.
+    pub(super) failure: Option<(String, u32)>,
+    pub(super) paused: bool,
+    pub(super) selected: usize,
+    pub(super) measure: usize,
+}
+
+impl State {
+    /// Takes a sample. While paused it is not shown.
+    pub(super) fn add(&mut self, sample: Sample) {
+        self.failure = None;
+        if self.paused {
+            return;
+        }
+        if self.histograms.len() == SAMPLES_MAX {
+            self.histograms.pop_front();
+        }
+        self.histograms.push_back(sample.histograms);
+        self.status = Some(sample.status);
+        self.selected = self.selected.min(self.backends().count().saturating_sub(1));
+    }
+
+    /// The gateway could not be read.
+    pub(super) fn fail(&mut self, why: String) {
+        let attempts = self.failure.as_ref().map_or(0, |(_, attempts)| *attempts);
+        self.failure = Some((why, attempts + 1));
+        // A gap must not look like a few seconds.
+        self.histograms.clear();
+    }
+
+    /// Does what a key asks for.
+    pub(super) fn apply(&mut self, order: Order) {
+        let last = self.backends().count().saturating_sub(1);
+        match order {
+            Order::Up => self.selected = self.selected.saturating_sub(1),
+            Order::Down => self.selected = (self.selected + 1).min(last),
+            Order::Left => self.measure = (self.measure + MEASURES.len() - 1) % MEASURES.len(),
+            Order::Right => self.measure = (self.measure + 1) % MEASURES.len(),
+            Order::Pause => self.paused = !self.paused,
+        }
+    }
+
+    /// All backends, with their pools.
+    pub(super) fn backends(&self) -> impl Iterator<Item = (&PoolStatus, &BackendStatus)> {
+        let pools = self.status.iter().flat_map(|status| &status.pools);
+        pools.flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)))
+    }
+
+    /// The histogram of the chosen measure, and over how many seconds; `None`: since the gateway started.
+    pub(super) fn histogram(&self) -> Option<(Histogram, Option<usize>)> {
+        let latest = &self.histograms.back()?[self.measure];
+        Some(match self.histograms.len() {
+            1 => (latest.clone(), None),
+            samples => (latest.since(&self.histograms[0][self.measure]), Some(samples - 1)),
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::admin::About;
+    use crate::admin::status::Used;
+    use crate::telemetry::{MinuteStats, Quantiles};
+
+    /// A gateway with `backends` backends in two pools, the last of them ejected, after `requests` requests.
+    pub(in crate::cli::top) fn sample(backends: usize, requests: usize) -> Sample {
+        let some = |used, limit| Used { used, limit: Some(limit) };
+        let backend = |index: usize| BackendStatus {
+            name: format!("gpu{index}"),
+            url: format!("http://127.0.0.1:{}", 8000 + index),
+            state: if index + 1 == backends { "ejected" } else { "ready" }.to_owned(),
+            reason: (index + 1 == backends).then(|| "failed connections, out for 4 s more".to_owned()),
+            slots: some(12, 64),
+            tokens: some(81_250, 400_000),
+            prefill_tokens: some(0, 16_000),
+            long_prefills: some(1, 1),
+            tpot_ms: Some(6.25),
+            ..BackendStatus::default()
+        };
+        let last_minute = MinuteStats {
+            requests_per_second: 41.5,
+            ttft_ms: Some(Quantiles { p50: 21.4, p99: 1_088.0, count: 2_490 }),
+            tpot_ms: Some(Quantiles { p50: 6.2, p99: 11.9, count: 2_400 }),
+            attainment: Some(0.987),
+            shed: 3,
+            ..MinuteStats::default()
+        };
+        let pool = |name: &str, backends: Vec<BackendStatus>| PoolStatus {
+            name: name.to_owned(),
+            queue: some(3, 512),
+            last_minute: last_minute.clone(),
+            backends,
+        };
+        let (short, long) = ((0..backends / 2).map(backend).collect(), (backends / 2..backends).map(backend).collect());
+        let about = About {
+            version: "0.1.0".into(),
+            uptime_seconds: 5_025.0,
+            listen: "127.0.0.1:8080".into(),
+            config: Some("sluice.toml".into()),
+            ..About::default()
+        };
+        let family = MEASURES[0].1;
+        let page = format!(
+            "{family}_bucket{{le=\"0.02\"}} {}\n{family}_bucket{{le=\"0.04\"}} {requests}\n{family}_bucket{{le=\"+Inf\"}} {requests}\n",
+            requests / 4
+        );
+        Sample::of(Status { about, pools: vec![pool("short", short), pool("long", long)] }, &page)
+    }
+
+    #[test]
+    fn the_histogram_covers_the_last_ten_seconds() {
+        let mut state = State::default();
+        assert_eq!(state.histogram(), None);
+        state.add(sample(2, 100));
+        let (all, seconds) = state.histogram().unwrap();
+        assert_eq!((all.count(), seconds), (100.0, None), "the first sample is since the start");
+        (1..=30).for_each(|second| state.add(sample(2, 100 + second * 10)));
+        let (recent, seconds) = state.histogram().unwrap();
+        assert_eq!((recent.count(), seconds), (100.0, Some(10)));
+        assert_eq!(state.histograms.len(), SAMPLES_MAX);
+    }
+
+    #[test]
+    fn a_failure_is_kept_until_the_gateway_responds_and_the_last_status_stays() {
+        let mut state = State::default();
+        state.add(sample(2, 100));
+        state.fail("no response".to_owned());
+        state.fail("no response".to_owned());
+        assert_eq!(state.failure, Some(("no response".to_owned(), 2)));
+        assert!(state.status.is_some() && state.histogram().is_none());
+        state.add(sample(2, 100));
+        assert_eq!(state.failure, None);
+    }
+
+    #[test]
+    fn keys_move_within_the_backends_and_measures_and_a_pause_holds_the_numbers() {
+        let mut state = State::default();
+        state.apply(Order::Down);
+        assert_eq!(state.selected, 0, "there is nothing yet");
+        state.add(sample(3, 100));
+        (0..9).for_each(|_| state.apply(Order::Down));
+        assert_eq!(state.selected, 2);
+        state.add(sample(2, 100));
+        assert_eq!(state.selected, 1, "the backend has gone");
+        state.apply(Order::Up);
+        state.apply(Order::Up);
+        state.apply(Order::Left);
+        assert_eq!((state.selected, MEASURES[state.measure].0), (0, "E2EL"));
+        state.apply(Order::Right);
+        state.apply(Order::Pause);
+        state.add(sample(2, 900));
+        assert_eq!(state.histogram().map(|(all, _)| all.count()), Some(0.0), "as before the pause");
+    }
+}

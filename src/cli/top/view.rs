@@ -1,0 +1,267 @@
+//! Draws the view with ratatui: pools, backends, the chosen backend's reason, a histogram, the keys.
+//!
+//! It is made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of pools; backends scroll. A state
+//! is a word and, unless `NO_COLOR` is set, a colour.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table, TableState};
+
+use super::histogram::MEASURES;
+use super::state::State;
+use crate::admin::status::{BackendStatus, PoolStatus};
+use crate::cli::status::{ms, span, used, why};
+use crate::telemetry::Quantiles;
+
+/// The most pools with a row; their number is shown.
+const POOLS_MAX: usize = 6;
+/// Rows of the histogram: its title, bars, labels.
+const HISTOGRAM_ROWS: u16 = 8;
+/// Rows that the histogram leaves to the rest.
+const REST_ROWS: u16 = 12;
+/// Columns of a bar with its gap.
+const BAR_COLUMNS: u16 = 7;
+
+/// Draws a state. Without colours only bold and reversed text.
+pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
+    let area = frame.area();
+    let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
+    let histogram = if area.height >= HISTOGRAM_ROWS + REST_ROWS { HISTOGRAM_ROWS } else { 0 };
+    let pool_rows = u16::try_from(pools.min(POOLS_MAX)).unwrap_or(0) + 1;
+    let [title, notice, top, middle, reason, bars, keys] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(pool_rows),
+        Constraint::Min(2),
+        Constraint::Length(2),
+        Constraint::Length(histogram),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    frame.render_widget(headline(state), title);
+    frame.render_widget(notice_line(state, colours), notice);
+    if state.status.is_some() {
+        draw_pools(frame, state, top);
+        draw_backends(frame, state, colours, middle);
+        draw_reason(frame, state, reason);
+        if histogram > 0 {
+            draw_histogram(frame, state, colours, bars);
+        }
+    }
+    let help = "q quit   up/down backend   left/right measure   p pause";
+    frame.render_widget(Line::styled(help, Style::new().add_modifier(Modifier::DIM)), keys);
+}
+
+fn bold(text: impl Into<String>) -> Line<'static> {
+    Line::styled(text.into(), Style::new().add_modifier(Modifier::BOLD))
+}
+
+fn headline(state: &State) -> Line<'static> {
+    let Some(status) = &state.status else { return bold("sluice top") };
+    let about = &status.about;
+    let file = about.config.as_deref().unwrap_or("started from flags");
+    bold(format!("sluice {} up {}, clients on {}, {file}", about.version, span(about.uptime_seconds), about.listen))
+}
+
+/// What is unusual, in one line: a failure to connect before all else.
+fn notice_line(state: &State, colours: bool) -> Line<'static> {
+    let red = if colours { Style::new().fg(Color::Red) } else { Style::new() }.add_modifier(Modifier::BOLD);
+    if let Some((why, attempts)) = &state.failure {
+        return Line::styled(format!("not connected, trying again ({attempts}): {why}"), red);
+    }
+    let Some(status) = &state.status else { return Line::raw("connecting") };
+    let reload = status.about.last_reload.as_ref().filter(|last| !last.ok);
+    match (state.paused, status.about.shutting_down, reload) {
+        (true, ..) => Line::styled("paused: p goes on", Style::new().add_modifier(Modifier::REVERSED)),
+        (_, true, _) => Line::styled("shutting down: running requests finish, new ones are refused", red),
+        (.., Some(last)) => {
+            let first = last.lines.first().map(String::as_str).unwrap_or_default();
+            Line::styled(format!("the last reload ({}) failed: {first}", last.time), red)
+        }
+        _ => Line::default(),
+    }
+}
+
+fn right(text: impl Into<String>) -> Cell<'static> {
+    Cell::from(Line::raw(text.into()).right_aligned())
+}
+
+fn header(names: &[&'static str]) -> Row<'static> {
+    let cells = names.iter().enumerate().map(|(at, name)| if at == 0 { Cell::from(*name) } else { right(*name) });
+    Row::new(cells).style(Style::new().add_modifier(Modifier::UNDERLINED))
+}
+
+fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
+    let pools = state.status.iter().flat_map(|status| &status.pools);
+    let all = pools.clone().count();
+    let rows = pools.take(POOLS_MAX).map(|pool| {
+        let minute = &pool.last_minute;
+        let of = |quantiles: Option<Quantiles>, which: fn(Quantiles) -> f64| {
+            right(quantiles.map_or_else(|| "-".to_owned(), |quantiles| ms(which(quantiles))))
+        };
+        Row::new([
+            Cell::from(pool.name.clone()),
+            right(used(pool.queue)),
+            right(format!("{:.1}", minute.requests_per_second)),
+            of(minute.ttft_ms, |ttft| ttft.p50),
+            of(minute.ttft_ms, |ttft| ttft.p99),
+            of(minute.tpot_ms, |tpot| tpot.p99),
+            right(minute.attainment.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))),
+            right(minute.shed.to_string()),
+            right(minute.failed.to_string()),
+        ])
+    });
+    let first = if all > POOLS_MAX { "pool (the first)" } else { "pool" };
+    let names = [first, "queue", "req/s", "TTFT P50", "TTFT P99", "TPOT P99", "in slo", "shed", "failed"];
+    let widths = [
+        Constraint::Min(10),
+        Constraint::Length(8),
+        Constraint::Length(7),
+        Constraint::Length(9),
+        Constraint::Length(9),
+        Constraint::Length(9),
+        Constraint::Length(7),
+        Constraint::Length(5),
+        Constraint::Length(6),
+    ];
+    frame.render_widget(Table::new(rows, widths).header(header(&names)), area);
+}
+
+fn draw_backends(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rect) {
+    let rows = state.backends().map(|(pool, backend)| backend_row(pool, backend, colours));
+    let names = ["backend", "state", "slots", "tokens", "prefill", "long", "ms/token"];
+    let widths = [
+        Constraint::Min(14),
+        Constraint::Length(9),
+        Constraint::Length(9),
+        Constraint::Length(10),
+        Constraint::Length(10),
+        Constraint::Length(6),
+        Constraint::Length(8),
+    ];
+    let table = Table::new(rows, widths)
+        .header(header(&names))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut selection = TableState::new().with_selected(state.selected);
+    frame.render_stateful_widget(table, area, &mut selection);
+}
+
+fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool) -> Row<'static> {
+    let colour = match backend.state.as_str() {
+        "ready" => Style::new().fg(Color::Green),
+        "ejected" | "down" => Style::new().fg(Color::Red).add_modifier(Modifier::BOLD),
+        "probation" | "draining" | "starting" => Style::new().fg(Color::Yellow),
+        _ => Style::new(),
+    };
+    let style = if colours { colour } else { Style::new() };
+    Row::new([
+        Cell::from(format!("{}/{}", pool.name, backend.name)),
+        Cell::from(Line::styled(backend.state.clone(), style).right_aligned()),
+        right(used(backend.slots)),
+        right(used(backend.tokens)),
+        right(used(backend.prefill_tokens)),
+        right(used(backend.long_prefills)),
+        right(backend.tpot_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1}"))),
+    ])
+}
+
+/// The chosen backend: where it is, and why it is not ready.
+fn draw_reason(frame: &mut Frame<'_>, state: &State, area: Rect) {
+    let Some((pool, backend)) = state.backends().nth(state.selected) else { return };
+    let reason = why(backend).unwrap_or_else(|| backend.state.clone());
+    let text = format!("{}/{} at {}: {reason}", pool.name, backend.name, backend.url);
+    frame.render_widget(Paragraph::new(text).wrap(ratatui::widgets::Wrap { trim: true }), area);
+}
+
+fn draw_histogram(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rect) {
+    let [title, chart] = Layout::vertical([Constraint::Length(1), Constraint::Min(3)]).areas(area);
+    let name = MEASURES[state.measure].0;
+    let Some((histogram, seconds)) = state.histogram() else { return };
+    let over = seconds.map_or_else(|| "since the gateway started".to_owned(), |seconds| format!("last {seconds} s"));
+    let mut text = format!("{name}, {over}: {:.0}", histogram.count());
+    for (label, share) in [("P50", 0.5), ("P90", 0.9), ("P99", 0.99)] {
+        if let Some(seconds) = histogram.percentile(share) {
+            text.push_str(&format!("  {label} {}", ms(seconds * 1e3)));
+        }
+    }
+    frame.render_widget(bold(text), title);
+    let bars: Vec<Bar<'_>> = histogram
+        .bars(usize::from(area.width / BAR_COLUMNS))
+        .into_iter()
+        .map(|(bound, count)| Bar::with_label(Span::raw(bound_text(bound)), count))
+        .collect();
+    let style = if colours { Style::new().fg(Color::Cyan) } else { Style::new() };
+    let chart_widget =
+        BarChart::default().data(BarGroup::new(bars)).bar_width(BAR_COLUMNS - 1).bar_gap(1).bar_style(style);
+    frame.render_widget(chart_widget.value_style(style.add_modifier(Modifier::REVERSED)), chart);
+}
+
+/// An upper bound in six columns.
+fn bound_text(seconds: f64) -> String {
+    match seconds {
+        _ if !seconds.is_finite() => "more".to_owned(),
+        _ if seconds >= 1.0 => format!("{seconds}s"),
+        _ => format!("{}ms", (seconds * 1e5).round() / 1e2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::state::tests::sample;
+    use super::super::state::{Order, State};
+    use super::*;
+
+    fn screen(state: &State, columns: u16, rows: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+        terminal.draw(|frame| draw(frame, state, false)).unwrap();
+        super::super::text(terminal.backend().buffer())
+    }
+
+    #[test]
+    fn a_frame_of_80_columns_and_24_rows() {
+        let mut state = State::default();
+        state.add(sample(4, 100));
+        state.add(sample(4, 180));
+        state.apply(Order::Down);
+        insta::assert_snapshot!(screen(&state, 80, 24));
+    }
+
+    #[test]
+    fn a_failure_to_connect_is_shown_with_the_last_numbers() {
+        let mut state = State::default();
+        state.fail("no response from the admin port".to_owned());
+        let empty = screen(&state, 80, 24);
+        assert!(empty.contains("not connected, trying again (1): no response from the admin port"), "{empty}");
+        state.add(sample(2, 100));
+        state.fail("no response from the admin port".to_owned());
+        let last = screen(&state, 80, 24);
+        assert!(last.contains("trying again (1)") && last.contains("short/gpu0"), "{last}");
+    }
+
+    #[test]
+    fn many_backends_scroll_to_the_chosen_one_and_small_screens_are_no_failure() {
+        let mut state = State::default();
+        state.add(sample(200, 100));
+        (0..150).for_each(|_| state.apply(Order::Down));
+        let text = screen(&state, 80, 24);
+        assert!(text.contains("long/gpu150 at http://127.0.0.1:8150: ready"), "{text}");
+        assert!(
+            text.lines().filter(|line| line.starts_with("long/gpu150")).count() == 2,
+            "a row and its reason: {text}"
+        );
+        for (columns, rows) in [(80, 10), (20, 5), (1, 1)] {
+            screen(&state, columns, rows);
+        }
+    }
+
+    #[test]
+    fn bounds_fit_their_bars() {
+        let bounds = [0.0005, 0.0025, 0.015, 0.8, 1.5, 120.0, f64::INFINITY].map(bound_text);
+        assert_eq!(bounds, ["0.5ms", "2.5ms", "15ms", "800ms", "1.5s", "120s", "more"]);
+    }
+}
