@@ -42,6 +42,7 @@ pub mod snapshot;
 pub mod events;
 pub mod body;
 mod ui;
+mod route;
 pub mod routes;
 pub mod server;
 

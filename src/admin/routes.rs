@@ -1,4 +1,4 @@
-//! The routes of the admin port: paths, methods, authorization and errors.
+//! The routes of the admin port: what each does, and errors. Paths and methods are in [`route`](super::route).
 //!
 //! Only a route that needs a body reads it: JSON, at most [`BODY_MAX`] bytes within [`BODY_TIME`]. Errors are JSON:
 //! `{"error":{"code":..,"message":..}}`, with `problems` when a configuration or an experiment was refused.
@@ -17,14 +17,15 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::access::{Denied, Protection};
+use super::access::Denied;
 use super::body::AdminBody;
 use super::control::Control;
 use super::engine_log::{self, LogQuery};
 use super::error::{BackendRestartError, ReloadError};
 use super::events::{Events, STREAMS_MAX};
 use super::experiments::{ExperimentError, ExperimentRoute};
-use super::restart_query::{self, decode};
+use super::restart_query;
+use super::route::Route;
 use super::snapshot::RequestLists;
 use super::tuner::TunerRoute;
 use super::ui;
@@ -60,111 +61,6 @@ impl std::fmt::Debug for Admin {
 
 /// A response.
 pub type AdminResponse = Response<AdminBody>;
-
-/// A path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Route {
-    Page,
-    File(&'static ui::File),
-    Metrics,
-    Health,
-    Status,
-    Events,
-    History,
-    /// One, by its id, or the lists.
-    Requests(Option<String>),
-    Reload,
-    SetDraining {
-        pool: String,
-        backend: String,
-        draining: bool,
-    },
-    Restart {
-        pool: String,
-        backend: String,
-    },
-    EngineLog {
-        pool: String,
-        backend: String,
-    },
-    Experiments(ExperimentRoute),
-    Feedback(String),
-    Tuner(TunerRoute),
-}
-
-impl Route {
-    fn of(path: &str, method: &Method) -> Option<Self> {
-        Some(match path {
-            "/" => Self::Page,
-            "/admin/events" => Self::Events,
-            "/admin/history" => Self::History,
-            "/admin/requests" => Self::Requests(None),
-            _ if path.starts_with("/ui/") => Self::File(ui::file(&path["/ui/".len()..])?),
-            _ if path.starts_with("/admin/requests/") => {
-                Self::Requests(Some(decode(&path["/admin/requests/".len()..])?))
-            }
-            "/metrics" => Self::Metrics,
-            "/health" => Self::Health,
-            "/admin/status" => Self::Status,
-            "/admin/reload" => Self::Reload,
-            _ if path.starts_with("/admin/feedback/") => Self::Feedback(decode(&path["/admin/feedback/".len()..])?),
-            _ if path.starts_with("/admin/tuner") => Self::Tuner(TunerRoute::of(path)?),
-            _ if path.starts_with("/admin/experiments") => Self::Experiments(ExperimentRoute::of(path, method)?),
-            _ => {
-                // Names may contain a slash, which then comes encoded.
-                let mut parts = path.strip_prefix("/admin/backends/")?.split('/');
-                let (pool, backend, action) = (decode(parts.next()?)?, decode(parts.next()?)?, parts.next()?);
-                if parts.next().is_some() {
-                    return None;
-                }
-                match action {
-                    "drain" => Self::SetDraining { pool, backend, draining: true },
-                    "enable" => Self::SetDraining { pool, backend, draining: false },
-                    "restart" => Self::Restart { pool, backend },
-                    "log" => Self::EngineLog { pool, backend },
-                    _ => return None,
-                }
-            }
-        })
-    }
-
-    /// The methods of its path.
-    fn methods(&self) -> &'static [Method] {
-        match self {
-            Self::Page | Self::File(_) | Self::Metrics | Self::Health => &[Method::GET, Method::HEAD],
-            Self::Status | Self::History | Self::Requests(_) | Self::EngineLog { .. } => &[Method::GET, Method::HEAD],
-            Self::Events => &[Method::GET],
-            Self::Experiments(route) => route.methods(),
-            Self::Tuner(route) => route.methods(),
-            Self::Reload | Self::SetDraining { .. } | Self::Restart { .. } | Self::Feedback(_) => &[Method::POST],
-        }
-    }
-
-    fn is_change(&self) -> bool {
-        matches!(self.protection(), Protection::Change)
-    }
-
-    fn takes_body(&self) -> bool {
-        matches!(self, Self::Experiments(ExperimentRoute::Put(_)) | Self::Feedback(_))
-    }
-
-    fn protection(&self) -> Protection {
-        match self {
-            Self::Health => Protection::None,
-            Self::Page | Self::File(_) | Self::Metrics => Protection::Host,
-            Self::Events => Protection::Stream,
-            Self::Status | Self::History | Self::Requests(_) | Self::EngineLog { .. } => Protection::Token,
-            Self::Tuner(TunerRoute::Show) => Protection::Token,
-            Self::Experiments(route) if !route.is_change() => Protection::Token,
-            Self::Reload
-            | Self::SetDraining { .. }
-            | Self::Restart { .. }
-            | Self::Experiments(_)
-            | Self::Feedback(_)
-            | Self::Tuner(_) => Protection::Change,
-        }
-    }
-}
 
 impl Admin {
     /// The API over `control`.
