@@ -6,6 +6,7 @@
 
 mod changes;
 mod problems;
+mod experiments;
 mod samples;
 mod tls;
 
