@@ -15,7 +15,7 @@ import traceback
 
 import subprocess
 
-from engine import Failed, Process, free_port, get, until
+from engine import Failed, Process, environment, free_port, get, until
 from gateway import binary
 from tuner import Load, check
 
@@ -41,16 +41,7 @@ class Rig:
         until("both engines serve", lambda: self.steps() == ["serve", "serve"], 300, 0.5)
 
     def text(self, client, admin):
-        env = {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CACHE_ROOT": str(self.root / "cache"),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
-        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in env.items())
+        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in environment(self.root).items())
         command = json.dumps([str(self.root / "venv/bin/vllm"), "serve", str(self.root / "tiny")])
         args = 'served-model-name = "tiny", load-format = "dummy", enforce-eager = true, max-model-len = 2048, max-num-seqs = 2'
         lines = [

@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 
-from engine import START_SECONDS, Failed, Process, free_port, get, until
+from engine import START_SECONDS, Failed, Process, environment, free_port, get, until
 from gateway import binary
 from wire import post
 
@@ -64,18 +64,7 @@ class Fleet:
         self.gate = None
 
     def text(self):
-        env = {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CACHE_ROOT": str(self.root / "cache"),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "",
-            # By default both engines pin their threads to the same core, and one that starts next to a loaded one never gets it.
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "FLEET_TEST": str(self.folder),
-        }
-        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in env.items())
+        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in {**environment(self.root), "FLEET_TEST": str(self.folder)}.items())
         command = json.dumps([str(self.root / "venv/bin/vllm"), "serve", str(self.root / "tiny")])
         args = ('served-model-name = "tiny", load-format = "dummy", enforce-eager = true, seed = 0, max-model-len = 8192, '
                 'max-num-seqs = 64, enable-lora = true, max-loras = 2, max-lora-rank = 8')

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 
-from engine import START_SECONDS, Failed, free_port, until
+from engine import START_SECONDS, Failed, environment, free_port, until
 from gateway import binary
 
 SEQS, SLOTS = (4, 32), (8, 64)
@@ -42,16 +42,7 @@ class Tuning:
         self.folder = root / "tune"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        env = {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CACHE_ROOT": str(root / "cache"),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "",
-            "TUNE_TEST": str(self.folder),
-        }
-        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in env.items())
+        env = ", ".join(f"{k} = {json.dumps(v)}" for k, v in {**environment(root), "TUNE_TEST": str(self.folder)}.items())
         command = json.dumps([str(root / "venv/bin/vllm"), "serve", str(root / "tiny")])
         args = ('served-model-name = "tiny", load-format = "dummy", enforce-eager = true, seed = 0, max-model-len = 4096, '
                 f"max-num-seqs = {SEQS[0]}, max-num-batched-tokens = 2048")

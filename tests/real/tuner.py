@@ -134,6 +134,9 @@ class Rig:
 
 def a_limit_that_is_too_low_is_raised_under_load_and_kept(rig):
     rig.load = Load(rig.gate.url)
+    # The first clients do not wait: the tuner looks at what comes after them.
+    until("a full queue", lambda: len(rig.load.ended) >= 2 * CLIENTS, DECIDES)
+    rig.sluice("reset")
     kept = lambda: [one for one in rig.shown()["events"] if one["kind"] == "kept" and one["key"] == "pool.p.slots"]
     found = until("a higher limit is kept", kept, DECIDES, every=1)
     print("\n".join("  " + line for line in rig.sluice("show").splitlines()))
@@ -185,7 +188,8 @@ def what_holds_requests_up_on_the_engines_is_named(rig):
 
     def named():
         found = rig.shown()["groups"][0]["diagnoses"]
-        return [one for one in found if one["reading"] == "sequences" and len(one["backends"]) == 2]
+        # Placement may give all requests to one engine: two slow each other down on a machine with few cores.
+        return [one for one in found if one["reading"] == "sequences" and one["backends"]]
 
     found = until("too few sequences are named", named, DECIDES, every=1)
     print(f"  {found[0]['evidence']}: {found[0]['advice']}")
