@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 /// Mode of every file.
@@ -46,7 +47,7 @@ pub(crate) fn open(folder: &Path) -> io::Result<()> {
 /// Whether a file is one that the gateway writes there.
 fn is_own(name: &str) -> bool {
     let is_log = || name.rsplit_once(".log").is_some_and(|(_, age)| age.is_empty() || age.starts_with('.'));
-    let begins = ["journal.", "ports.json", "flags-", "experiments.", "added_experiments."]
+    let begins = ["journal.", "ports.json", "flags-", "experiments.", "added_experiments.", "tuner."]
         .iter()
         .any(|beginning| name.starts_with(beginning));
     name == "lock" || name == KEY || begins || is_log()
@@ -87,12 +88,16 @@ pub fn read(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// Held while a file is replaced or appended to: two threads would use the same draft, or rename the same full file.
+static CHANGING: Mutex<()> = Mutex::new(());
+
 /// Replaces a file of the folder, or leaves it as it was. Creates the folder.
 ///
 /// # Errors
 /// The folder or the file cannot be written.
 pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    let _alone = CHANGING.lock();
     let draft = folder.join(format!("{name}.tmp"));
     let mut file = options().write(true).truncate(true).open(&draft)?;
     file.write_all(bytes)?;
@@ -106,6 +111,7 @@ pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
 /// The folder or the file cannot be written.
 pub fn append(folder: &Path, name: &str, bytes: &[u8], max: u64) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    let _alone = CHANGING.lock();
     let path = folder.join(name);
     if path.metadata().is_ok_and(|file| file.len() > max) {
         fs::rename(&path, folder.join(format!("{name}.1")))?;
@@ -175,6 +181,7 @@ mod tests {
             "p.b.commands.log",
             "experiments.json",
             "added_experiments.json",
+            "tuner.json",
         ];
         let loosen = || {
             names.iter().for_each(|name| fs::write(folder.join(name), "x").unwrap());
@@ -205,6 +212,20 @@ mod tests {
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
         assert_eq!((read("x.json.unreadable-1").as_str(), read("x.json.unreadable-2").as_str()), ("one", "two"));
         assert!(set_aside(folder.path(), "x.json").is_err(), "there is none");
+    }
+
+    #[test]
+    fn threads_that_replace_the_same_file_neither_fail_nor_mix_their_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let texts: Vec<String> = (0..4).map(|number| number.to_string().repeat(10_000 * (number + 1))).collect();
+        std::thread::scope(|scope| {
+            for text in &texts {
+                scope.spawn(|| (0..50).for_each(|_| replace(folder.path(), "x.json", text.as_bytes()).unwrap()));
+            }
+        });
+        let last = fs::read_to_string(folder.path().join("x.json")).unwrap();
+        assert!(texts.contains(&last));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no draft is left");
     }
 
     #[test]

@@ -156,3 +156,41 @@ impl EngineChange {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sluice_gateway::config::{Machine, Surroundings};
+
+    use super::*;
+
+    #[test]
+    fn the_canary_serves_no_client_while_it_gets_copies_at_twice_its_share_of_the_load() {
+        let text = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:1\"\n";
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        let config = Config::parse(text, "test", &[], &around).unwrap().config;
+        for (engines, share) in [(2, 1.0), (4, 0.5), (8, 0.25)] {
+            let change = EngineChange {
+                number: 1,
+                pool: "p".to_owned(),
+                backends: (0..engines).map(|engine| format!("e{engine}")).collect(),
+                flag: EngineFlag::MaxNumSeqs,
+                from: 8.0,
+                to: 16.0,
+                forecast: None,
+                crowded: false,
+                changed: Vec::new(),
+                stage: Stage::Copies,
+            };
+            let [control, canary] = change.experiment(&config).unwrap().arms.try_into().unwrap();
+            assert_eq!((control.weight, canary.weight), (100.0, 0.0));
+            assert_eq!(
+                (control.backends, canary.backends),
+                (change.backends[1..].to_vec(), change.backends[..1].to_vec())
+            );
+            assert_eq!(canary.shadow.unwrap().share, share, "{engines}");
+            let compared = EngineChange { stage: Stage::Compared, ..change }.experiment(&config).unwrap();
+            assert!(compared.arms.iter().all(|arm| arm.shadow.is_none()));
+            assert_eq!(compared.arms.iter().map(|arm| arm.weight).sum::<f64>(), 100.0);
+        }
+    }
+}

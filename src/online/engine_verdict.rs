@@ -125,6 +125,7 @@ impl EngineTuner {
             control.requests,
             canary.requests
         );
+        self.belief = format!("so far: {shown}");
         if found.change.low > 0.0 {
             self.fail(look.now, &shown, Some(&found), orders);
         } else if found.change.high < -margin {

@@ -41,6 +41,8 @@ pub(crate) struct Tuning {
     pub(super) started: Instant,
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
+    /// Held while the state is saved, so that an older one never replaces a newer one.
+    saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
 }
 
@@ -56,8 +58,8 @@ impl Tuning {
                 false => tracing::info!("tuner: the configuration has changed since limits were kept: it begins anew"),
             }
         }
-        let (recent, counts) = (Mutex::default(), Default::default());
-        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, counts }
+        let (recent, saving, counts) = Default::default();
+        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, saving, counts }
     }
 
     /// What finished requests are shown to.
@@ -120,6 +122,7 @@ impl Tuning {
 
     /// Saves the limits that were kept.
     pub(super) fn save(&self) {
+        let _alone = self.saving.lock();
         // Cannot fail: all keys are strings.
         let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
         if let Err(error) = fleet::replace_state(&self.folder, STATE, &bytes) {

@@ -3,8 +3,9 @@
 Usage: engine_tuner.py ROOT [WHOLE]      (ROOT from ./setup; `./engine_tuner` does both steps)
 
 Both engines start with room for two sequences, which is too few. The tuner restarts one with more, gives it copies of requests,
-compares it with the other, and changes that, too. Ends when the first engine has been found to be better; with WHOLE when both
-have been changed. No request may fail. The last line is `N passed, N failed`. Logs stay in ROOT/engine_tuner/.
+compares it with the other, and changes that, too. That takes about 20 minutes, and is done with WHOLE. Without it, an operator
+freezes the tuner after the copies, and the engine is taken back. No request may fail. The last line is `N passed, N failed`.
+Logs stay in ROOT/engine_tuner/.
 """
 
 import json
@@ -47,7 +48,7 @@ class Rig:
         lines = [
             "[server]", f'listen = "127.0.0.1:{client}"', f'admin = "127.0.0.1:{admin}"', 'drain_timeout = "30s"',
             "[slo]", 'ttft = "100ms"',
-            "[tuner]", 'mode = "apply"', 'flags = ["max-num-seqs"]', 'missed_for = "10s"',
+            "[tuner]", 'mode = "apply"', 'flags = ["max-num-seqs"]', 'missed_for = "100s"',
             "[health]", 'probe_timeout = "10s"',
             "[fleet]", f"state = {json.dumps(str(self.state))}", 'ramp = "2s"', "warm_up = 3", "start_timeout_scale = 4",
             "[[model]]", 'name = "tiny"',
@@ -69,11 +70,14 @@ class Rig:
     def events(self):
         return json.loads(get(self.admin + "/admin/tuner")[1])["events"]
 
-    def show(self):
-        done = subprocess.run([binary(), "tuner", "show", "--events", "40", "--admin", self.admin], capture_output=True,
-                              text=True, timeout=60, stdin=subprocess.DEVNULL)
-        check(done.returncode == 0, done.stderr)
+    def order(self, *arguments):
+        done = subprocess.run([binary(), "tuner", *arguments, "--admin", self.admin], capture_output=True, text=True,
+                              timeout=60, stdin=subprocess.DEVNULL)
+        check(done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def show(self):
+        return self.order("show", "--events", "40")
 
     def stop(self):
         if self.load:
@@ -81,16 +85,12 @@ class Rig:
         self.gate.terminate()
 
 
-def engines_get_more_sequences_under_load_and_no_request_fails(rig, whole):
-    rig.load = Load(rig.url)
-    wanted = "kept" if whole else "promoted"
-    of_engines = lambda kind: [one for one in rig.events() if one["kind"] == kind and ".engine." in one["key"]]
+def of_engines(rig, kind):
+    return [one for one in rig.events() if one["kind"] == kind and ".engine." in one["key"]]
 
-    def done():
-        check(not of_engines("undone"), of_engines("undone"))
-        return of_engines(wanted)
 
-    until(f"a change of engines is {wanted}", done, DECIDES, every=2)
+def end(rig, wanted):
+    """Ends the load. No request has failed, and the journal has these kinds of events, in this order."""
     time.sleep(5)
     ended = rig.load.end()
     rig.load = None
@@ -99,15 +99,42 @@ def engines_get_more_sequences_under_load_and_no_request_fails(rig, whole):
     check(not bad, f"{len(bad)} of {len(ended)} failed: {bad[:3]}")
     print(f"  {len(ended)} requests, none failed; {rig.settings()}")
     lines = [json.loads(line) for line in (rig.state / "tuner.jsonl").read_text().splitlines()]
-    kinds = [line["kind"] for line in lines if ".engine." in line["key"]]
-    check(kinds[:3] == ["tried", "compared", "promoted"], kinds)
+    lines = [line for line in lines if ".engine." in line["key"]]
+    check([line["kind"] for line in lines][: len(wanted)] == wanted, lines)
+    copies = next(line["why"] for line in lines if line["kind"] == "compared")
+    check(int(copies.split()[0]) > 0, copies)
+
+
+def engines_get_more_sequences_under_load_and_no_request_fails(rig):
+    rig.load = Load(rig.url)
+
+    def done():
+        check(not of_engines(rig, "undone"), of_engines(rig, "undone"))
+        return of_engines(rig, "kept")
+
+    until("a change of engines is kept", done, DECIDES, every=2)
+    check(all("max-num-seqs=4" in settings for settings in rig.settings()), rig.settings())
+    end(rig, ["tried", "compared", "promoted"])
+
+
+def an_engine_gets_copies_and_is_taken_back_when_an_operator_freezes_the_tuner(rig):
+    rig.load = Load(rig.url)
+    until("copies of requests were served", lambda: of_engines(rig, "compared"), DECIDES, every=2)
+    check(sorted("max-num-seqs=4" in settings for settings in rig.settings()) == [False, True], rig.settings())
+    rig.order("freeze")
+    back = lambda: rig.steps() == ["serve", "serve"] and not any("max-num-seqs=4" in one for one in rig.settings())
+    until("the engine is taken back", back, DECIDES, every=2)
+    end(rig, ["tried", "compared"])
 
 
 def main():
     rig, failed = Rig(pathlib.Path(sys.argv[1])), 0
     try:
-        engines_get_more_sequences_under_load_and_no_request_fails(rig, len(sys.argv) > 2)
-        print("ok   engines get more sequences under load and no request fails")
+        whole = len(sys.argv) > 2
+        step = engines_get_more_sequences_under_load_and_no_request_fails if whole \
+            else an_engine_gets_copies_and_is_taken_back_when_an_operator_freezes_the_tuner
+        step(rig)
+        print(f"ok   {step.__name__}")
     except (AssertionError, Failed, OSError, KeyError, ValueError, subprocess.SubprocessError):
         print(f"FAIL\n{traceback.format_exc()}\n{rig.gate.tail(40)}", flush=True)
         failed = 1

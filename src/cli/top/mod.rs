@@ -1,6 +1,6 @@
 //! `sluice top`: a live view of a running gateway in the terminal.
 //!
-//! Reads `/admin/status` and `/metrics` of the admin port once a second. While the gateway does not respond, the view says so and
+//! Reads `/admin/status`, `/metrics` and `/admin/requests` of the admin port once a second. While the gateway does not respond, the view says so and
 //! tries again. `--once` prints one frame to stdout and ends, for scripts.
 //!
 //! The terminal is restored at the end, after Ctrl-C or a signal, and when the program panics. Exit codes: 0 ended by the
@@ -10,10 +10,12 @@
 //! | file | what |
 //! |---|---|
 //! | `histogram` | histograms of the metrics page |
+//! | `slowest` | the slowest requests |
 //! | `state` | the last samples, and what the operator has chosen |
 //! | `view` | draws it |
 
 mod histogram;
+mod slowest;
 mod state;
 mod view;
 
@@ -67,7 +69,10 @@ pub fn run(args: &TopArgs) -> ExitCode {
 
 async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
     let status: Status = client.get("/admin/status").await?;
-    Ok(Sample::of(status, &client.text("/metrics").await?))
+    let page = client.text("/metrics").await?;
+    // Only these need the token.
+    let requests = client.get("/admin/requests").await.map_err(|error| error.to_string());
+    Ok(Sample::of(status, &page, requests))
 }
 
 /// Prints one frame, with a row for every backend.
@@ -152,6 +157,7 @@ fn order(key: KeyEvent) -> Option<Wanted> {
         KeyCode::Char('c') if control => Wanted::Quit,
         KeyCode::Char('q') | KeyCode::Esc => Wanted::Quit,
         KeyCode::Char('p' | ' ') => Wanted::Order(Order::Pause),
+        KeyCode::Char('s') => Wanted::Order(Order::Slowest),
         KeyCode::Up | KeyCode::Char('k') => Wanted::Order(Order::Up),
         KeyCode::Down | KeyCode::Char('j') => Wanted::Order(Order::Down),
         KeyCode::Left | KeyCode::Char('h') => Wanted::Order(Order::Left),
@@ -237,6 +243,7 @@ mod tests {
         assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Wanted::Quit));
         assert_eq!(key(KeyCode::Char('c'), none), None);
         assert_eq!(key(KeyCode::Char('p'), none), Some(Wanted::Order(Order::Pause)));
+        assert_eq!(key(KeyCode::Char('s'), none), Some(Wanted::Order(Order::Slowest)));
         assert_eq!(key(KeyCode::Up, none), Some(Wanted::Order(Order::Up)));
         assert_eq!(key(KeyCode::Right, none), Some(Wanted::Order(Order::Right)));
         let release = KeyEvent::new_with_kind(KeyCode::Char('q'), none, KeyEventKind::Release);

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::histogram::{Histogram, MEASURES};
 use crate::admin::Status;
+use crate::admin::snapshot::RequestLists;
 use crate::admin::status::{BackendStatus, PoolStatus};
 
 /// Samples whose histograms are kept: the latest, and those of ten seconds before it.
@@ -17,12 +18,14 @@ const SAMPLES_MAX: usize = 11;
 pub(super) struct Sample {
     pub(super) status: Status,
     pub(super) histograms: [Histogram; MEASURES.len()],
+    /// The last finished requests, or why they are not known.
+    pub(super) requests: Result<RequestLists, String>,
 }
 
 impl Sample {
-    /// From the response to `/admin/status` and the metrics page.
-    pub(super) fn of(status: Status, page: &str) -> Self {
-        Self { status, histograms: MEASURES.map(|(_, family)| Histogram::parse(page, family)) }
+    /// From the response to `/admin/status`, the metrics page, and the response to `/admin/requests`.
+    pub(super) fn of(status: Status, page: &str, requests: Result<RequestLists, String>) -> Self {
+        Self { status, histograms: MEASURES.map(|(_, family)| Histogram::parse(page, family)), requests }
     }
 }
 
@@ -37,6 +40,8 @@ pub(super) enum Order {
     Left,
     /// The next measure.
     Right,
+    /// The slowest requests in the place of the histogram, or back.
+    Slowest,
     /// Stop or go on.
     Pause,
 }
@@ -45,6 +50,9 @@ pub(super) enum Order {
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) status: Option<Status>,
+    /// See [`Sample`]; `None`: there is no sample yet.
+    pub(super) requests: Option<Result<RequestLists, String>>,
+    pub(super) shows_slowest: bool,
     histograms: VecDeque<[Histogram; MEASURES.len()]>,
     /// Why the gateway could not be read, and for how many attempts.
     pub(super) failure: Option<(String, u32)>,
@@ -65,6 +73,7 @@ impl State {
         }
         self.histograms.push_back(sample.histograms);
         self.status = Some(sample.status);
+        self.requests = Some(sample.requests);
         self.selected = self.selected.min(self.backends().count().saturating_sub(1));
     }
 
@@ -84,6 +93,7 @@ impl State {
             Order::Down => self.selected = (self.selected + 1).min(last),
             Order::Left => self.measure = (self.measure + MEASURES.len() - 1) % MEASURES.len(),
             Order::Right => self.measure = (self.measure + 1) % MEASURES.len(),
+            Order::Slowest => self.shows_slowest = !self.shows_slowest,
             Order::Pause => self.paused = !self.paused,
         }
     }
@@ -109,7 +119,7 @@ pub(super) mod tests {
     use super::*;
     use crate::admin::About;
     use crate::admin::status::Used;
-    use crate::telemetry::{MinuteStats, Quantiles};
+    use crate::telemetry::{MinuteStats, Quantiles, RequestView};
 
     /// A gateway with `backends` backends in two pools, the last of them ejected, after `requests` requests.
     pub(in crate::cli::top) fn sample(backends: usize, requests: usize) -> Sample {
@@ -153,7 +163,9 @@ pub(super) mod tests {
             "{family}_bucket{{le=\"0.02\"}} {}\n{family}_bucket{{le=\"0.04\"}} {requests}\n{family}_bucket{{le=\"+Inf\"}} {requests}\n",
             requests / 4
         );
-        Sample::of(Status { about, pools: vec![pool("short", short), pool("long", long)] }, &page)
+        let slow = RequestView { request_id: "req-1".into(), total_ms: 2_500.0, ..RequestView::default() };
+        let requests = RequestLists { kept: 1, slowest: vec![slow], ..RequestLists::default() };
+        Sample::of(Status { about, pools: vec![pool("short", short), pool("long", long)] }, &page, Ok(requests))
     }
 
     #[test]

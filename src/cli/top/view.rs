@@ -1,4 +1,4 @@
-//! Draws the view with ratatui: pools, backends, the chosen backend's reason, a histogram, the keys.
+//! Draws the view with ratatui: pools, backends, the chosen backend's reason, a histogram or the slowest requests, the keys.
 //!
 //! It is made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of pools; backends scroll. A state
 //! is a word and, unless `NO_COLOR` is set, a colour.
@@ -10,6 +10,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table, TableState};
 
 use super::histogram::MEASURES;
+use super::slowest;
 use super::state::State;
 use crate::admin::status::{BackendStatus, PoolStatus};
 use crate::cli::status::{ms, span, used, why};
@@ -46,15 +47,17 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
         draw_pools(frame, state, top);
         draw_backends(frame, state, colours, middle);
         draw_reason(frame, state, reason);
-        if histogram > 0 {
-            draw_histogram(frame, state, colours, bars);
+        match &state.requests {
+            _ if histogram == 0 => {}
+            Some(requests) if state.shows_slowest => slowest::draw(frame, requests, bars),
+            _ => draw_histogram(frame, state, colours, bars),
         }
     }
-    let help = "q quit   up/down backend   left/right measure   p pause";
+    let help = "q quit   up/down backend   left/right measure   s slowest requests   p pause";
     frame.render_widget(Line::styled(help, Style::new().add_modifier(Modifier::DIM)), keys);
 }
 
-fn bold(text: impl Into<String>) -> Line<'static> {
+pub(super) fn bold(text: impl Into<String>) -> Line<'static> {
     Line::styled(text.into(), Style::new().add_modifier(Modifier::BOLD))
 }
 
@@ -84,11 +87,11 @@ fn notice_line(state: &State, colours: bool) -> Line<'static> {
     }
 }
 
-fn right(text: impl Into<String>) -> Cell<'static> {
+pub(super) fn right(text: impl Into<String>) -> Cell<'static> {
     Cell::from(Line::raw(text.into()).right_aligned())
 }
 
-fn header(names: &[&'static str]) -> Row<'static> {
+pub(super) fn header(names: &[&'static str]) -> Row<'static> {
     let cells = names.iter().enumerate().map(|(at, name)| if at == 0 { Cell::from(*name) } else { right(*name) });
     Row::new(cells).style(Style::new().add_modifier(Modifier::UNDERLINED))
 }
@@ -229,6 +232,17 @@ mod tests {
         state.add(sample(4, 180));
         state.apply(Order::Down);
         insta::assert_snapshot!(screen(&state, 80, 24));
+    }
+
+    #[test]
+    fn a_key_shows_the_slowest_requests_in_the_place_of_the_histogram() {
+        let mut state = State::default();
+        state.add(sample(4, 100));
+        state.apply(Order::Slowest);
+        let text = screen(&state, 80, 24);
+        assert!(text.contains("slowest of the last 1 finished requests") && text.contains("req-1"), "{text}");
+        state.apply(Order::Slowest);
+        assert!(screen(&state, 80, 24).contains("TTFT, since the gateway started"));
     }
 
     #[test]

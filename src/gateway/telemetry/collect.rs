@@ -152,8 +152,8 @@ impl Telemetry {
         series::register(&self.registry, Engines::new(phases, view));
     }
 
-    /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record that is counted. Called
-    /// once.
+    /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record, also those of
+    /// copies. Called once.
     pub fn show_tuner(
         &self,
         view: impl Fn() -> TunerView + Send + Sync + 'static,
@@ -283,9 +283,9 @@ impl Telemetry {
     pub fn record(&self, record: &Record) {
         if record.copy.is_none() {
             self.count(record);
-            if let Some(observe) = self.observer.get() {
-                observe(record);
-            }
+        }
+        if let Some(observe) = self.observer.get() {
+            observe(record);
         }
         if let Some(access_log) = &self.access_log {
             access_log.write(record);

@@ -137,20 +137,21 @@ fn an_experiment_is_on_the_page_with_its_intervals_and_absent_when_it_is_removed
 
 #[test]
 fn the_tuner_gets_every_record_that_is_counted_and_is_on_the_page() {
-    let (telemetry, seen) = (telemetry(), Arc::new(AtomicUsize::new(0)));
+    let (telemetry, seen, copies) = (telemetry(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let view =
         TunerView { mode: "apply".to_owned(), frozen: true, proposals: 2, events: vec![("kept", 3), ("undone", 0)] };
-    let counter = Arc::clone(&seen);
+    let counters = [Arc::clone(&seen), Arc::clone(&copies)];
     telemetry.show_tuner(
         move || view.clone(),
-        move |_| {
-            counter.fetch_add(1, Ordering::Relaxed);
+        move |record| {
+            counters[usize::from(record.copy.is_some())].fetch_add(1, Ordering::Relaxed);
         },
     );
     let record = completed(Duration::from_millis(30), Duration::from_millis(6));
     telemetry.record(&record);
     telemetry.record(&Record { copy: Some(CopyOutcome::Completed), ..record });
-    assert_eq!(seen.load(Ordering::Relaxed), 1);
+    // The tuner judges an engine that it has changed by copies, before clients use it.
+    assert_eq!((seen.load(Ordering::Relaxed), copies.load(Ordering::Relaxed)), (1, 1));
     let page = telemetry.page();
     for (series, wanted) in [
         ("sluice_tuner_events_total{event=\"kept\"}", 3.0),
