@@ -36,6 +36,9 @@ pub struct About {
     pub listen: String,
     /// The configuration file; absent when the gateway was started with flags only.
     pub config: Option<String>,
+    /// It will shut down: `/ready` is 503, and requests are served as before.
+    #[serde(default)]
+    pub leaving: bool,
     /// New requests are shed; running ones finish.
     pub shutting_down: bool,
     /// The last reload, if there was one.

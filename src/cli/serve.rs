@@ -140,6 +140,13 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     tracing::info!("serving clients on {scheme}://{}", running.client_address());
     tracing::info!("metrics and live page on http://{}", running.admin_address());
     wait_for_stop(&running, &mut signals).await;
+    let lame_duck = running.leave();
+    if !lame_duck.is_zero() {
+        tracing::info!(
+            "stopping in {lame_duck:?}: /ready is 503, requests are still served; a second signal stops now"
+        );
+        let _ = tokio::time::timeout(lame_duck, signals.stop()).await;
+    }
     let (in_flight, waiting) = running.app().admission().load();
     tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal aborts running requests");
     let app = Arc::clone(running.app());

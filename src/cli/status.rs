@@ -114,6 +114,8 @@ fn render(status: &Status, style: Style) -> String {
     );
     if about.shutting_down {
         text.push_str("shutting down: running requests finish, new ones are refused\n");
+    } else if about.leaving {
+        text.push_str("shutting down soon: /ready is 503, requests are still served\n");
     }
     if let Some(last) = about.last_reload.as_ref().filter(|last| !last.ok) {
         text.push_str(&format!("the last reload ({}) failed:\n", last.time));

@@ -37,6 +37,7 @@ impl Control for App {
             uptime_seconds: now.saturating_duration_since(self.started).as_secs_f64(),
             listen: self.config.load().server.listen.to_string(),
             config,
+            leaving: self.flow.is_leaving(),
             shutting_down: self.flow.is_closing(),
             last_reload: self.last_reload.lock().clone(),
         };

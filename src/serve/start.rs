@@ -155,6 +155,12 @@ impl Running {
         &self.app
     }
 
+    /// Is no longer ready, and serves as before. Returns for how long, by `server.lame_duck`.
+    pub fn leave(&self) -> Duration {
+        self.app.flow.leave();
+        self.app.config.load().server.lame_duck
+    }
+
     /// Stops in order; [`Fleet::shut_down_fast`] shortens every wait in it. Returns whether all running requests ended within `server.drain_timeout`.
     pub async fn stop(self) -> bool {
         self.app.flow.close();

@@ -217,6 +217,32 @@ async fn the_program_reloads_on_sighup_and_ends_with_0_on_sigterm_when_its_strea
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lame_duck_serves_new_clients_while_it_is_not_ready_until_a_second_signal() {
+    let engine = Engine::always(completion()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sluice.toml");
+    std::fs::write(&path, one_pool(&[engine.url()]).replace("[[model]]", "lame_duck = \"5m\"\n[[model]]")).unwrap();
+    let mut program = Program::start(&path).await;
+    let address = program.client;
+    let ready = async || TestClient::to(address).await.request(get("/ready")).await.status();
+    eventually("its backend was probed", async || ready().await == 200).await;
+    program.signal(nix::sys::signal::SIGTERM);
+    program.line("stopping in 300s: /ready is 503, requests are still served").await;
+    assert_eq!(ready().await, 503);
+    assert_eq!(TestClient::to(program.client).await.request(get("/health")).await.status(), 200);
+    assert_eq!(
+        TestClient::to(program.client).await.request(chat(CHAT)).await.text(),
+        COMPLETION,
+        "a new client is served"
+    );
+    let status = TestClient::to(program.admin).await.request(get("/admin/status")).await.text();
+    assert!(status.contains("\"leaving\":true,\"shutting_down\":false"), "{status}");
+    program.signal(nix::sys::signal::SIGTERM);
+    program.line("stopping: no new requests").await;
+    assert_eq!(program.code().await, Some(0), "{}", program.log);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_cuts_streams_with_an_error_event_and_kills_engines_that_do_not_end() {
     let engine = Engine::always(gated_stream()).await;
     let mut rig = StubbornEngine::start(&engine).await;

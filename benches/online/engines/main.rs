@@ -6,6 +6,7 @@
 //! cargo bench -p sluice-lab --bench engines -- planted config/lab/tuner/engines/faults.toml --seeds 100
 //! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/changes.toml
 //! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/day.toml --repeat 7
+//! cargo bench -p sluice-lab --bench engines -- calibration config/lab/tuner/engines/{chat,changes}.toml --seeds 5
 //! ```
 
 use std::path::PathBuf;
@@ -19,8 +20,7 @@ use sluice_core::meter::slo::Timings;
 use sluice_lab::{Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
 
-const USAGE: &str =
-    "engines starts|planted|hours FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME] [--repeat N]";
+const USAGE: &str = "engines starts|planted|hours|calibration FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME] [--repeat N]";
 
 #[derive(Clone)]
 struct Options {
@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "starts" => starts(&files, &options),
         "planted" => planted(&files, &options),
         "hours" => hours(&files, &options),
+        "calibration" => calibration(&files, &options),
         _ => Err(USAGE.into()),
     }
 }
@@ -301,5 +302,53 @@ fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error
             );
         }
     }
+    Ok(())
+}
+
+/// What was forecast of each change that was measured, and what came of it.
+fn calibration(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    println!("| load | start | seed | flag | forecast gain | realised | range | verdict |");
+    println!("|---|---|--:|---|--:|--:|---|---|");
+    let (mut errors, mut inside) = (Vec::new(), 0);
+    for file in files {
+        let scenario = Scenario::load(file)?;
+        let mut variants = scenario.file.variants();
+        variants.retain(|variant| options.only.as_ref().is_none_or(|only| variant.name == *only));
+        let tuned = |variant: &Variant| {
+            let set = [&variant.set[..], &["tuner.mode=\"apply\"".to_owned()]].concat();
+            scenario.lab(&Variant { set, ..variant.clone() })
+        };
+        let labs = variants.iter().map(tuned).collect::<Result<Vec<_>, _>>()?;
+        let found = all(&labs, options, |_, run, seed| {
+            (seed, run.tuner.as_ref().map(|report| report.engines.changes.clone()).unwrap_or_default())
+        });
+        for (variant, mut runs) in variants.iter().zip(found) {
+            runs.sort_by_key(|(seed, _)| *seed);
+            for (seed, change) in runs.iter().flat_map(|(seed, changes)| changes.iter().map(move |one| (seed, one))) {
+                let (low, high) = change.range;
+                let forecast = change.forecast.map_or_else(|| "none".to_owned(), |gain| format!("{gain:.3}"));
+                println!(
+                    "| {} | {} | {seed} | {} {} to {} | {forecast} | {:.3} | {low:.3} to {high:.3} | {} |",
+                    scenario.file.title,
+                    variant.name,
+                    change.flag.name(),
+                    change.values.0,
+                    change.values.1,
+                    change.realised,
+                    change.verdict,
+                );
+                let Some(gain) = change.forecast else { continue };
+                errors.push(change.realised - gain);
+                inside += usize::from((low..=high).contains(&gain));
+            }
+        }
+    }
+    let count = errors.len().max(1) as f64;
+    let (mean, size) =
+        (errors.iter().sum::<f64>() / count, errors.iter().map(|error| error.abs()).sum::<f64>() / count);
+    println!(
+        "\n{} forecasts: {inside} within the range of what was realised; realised minus forecast {mean:+.3} on average, {size:.3} in size",
+        errors.len()
+    );
     Ok(())
 }

@@ -86,7 +86,7 @@ const stream = new Stream({
     state[name] = data;
     notice("");
     if (name === "status") {
-      live(data.shutting_down ? "warn" : "good", data.shutting_down ? "shutting down" : "live");
+      live(data.leaving ? "warn" : "good", data.shutting_down ? "shutting down" : data.leaving ? "shutting down soon" : "live");
       showFrame(data);
     }
     if (name === "report") { showCounts(); readDetails(); }

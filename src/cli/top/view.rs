@@ -79,6 +79,7 @@ fn notice_line(state: &State, colours: bool) -> Line<'static> {
     match (state.paused, status.about.shutting_down, reload) {
         (true, ..) => Line::styled("paused: p goes on", Style::new().add_modifier(Modifier::REVERSED)),
         (_, true, _) => Line::styled("shutting down: running requests finish, new ones are refused", red),
+        _ if status.about.leaving => Line::styled("shutting down soon: /ready is 503, requests are still served", red),
         (.., Some(last)) => {
             let first = last.lines.first().map(String::as_str).unwrap_or_default();
             Line::styled(format!("the last reload ({}) failed: {first}", last.time), red)

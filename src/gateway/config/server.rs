@@ -34,7 +34,10 @@ table! {
         /// Larger request bodies get 413. Bodies are held in memory until they are sent. One million tokens of text are
         /// about 4 MB; the rest is room for images.
         pub max_body: ByteSize = default("32MiB").within("1", "1GiB");
-        /// How long a shutdown waits for running requests.
+        /// How long a shutdown still serves new requests while `/ready` is already 503, so that load balancers and
+        /// Kubernetes stop sending before connections are refused. Longer than they take to notice, such as "10s".
+        pub lame_duck: Duration = duration_or_zero("0s");
+        /// How long a shutdown then waits for running requests.
         pub drain_timeout: Duration = duration("5m");
         /// Threads that serve requests.
         pub threads: usize = of_machine(OfMachine::Cores).within("1", "1024").example("8").needs_restart();

@@ -81,6 +81,7 @@ pub struct Flow<U, R> {
     router: Router,
     owners: ResponseOwners,
     copies: CopyQueue,
+    leaving: AtomicBool,
     closing: AtomicBool,
     /// Cancelled by [`Flow::abort_all`].
     abort: CancellationToken,
@@ -96,6 +97,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             router: Router::new(table),
             owners: ResponseOwners::default(),
             copies: CopyQueue::default(),
+            leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             abort: CancellationToken::new(),
         }
@@ -135,6 +137,16 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// Where records go.
     pub fn recorder(&self) -> &R {
         &self.recorder
+    }
+
+    /// Is no longer ready, and serves as before: load balancers shall send no more.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    /// Whether [`Flow::leave`] or [`Flow::close`] was called.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire) || self.is_closing()
     }
 
     /// Sheds new requests from now on; requests in progress continue. Copies are cut, and no more are sent.

@@ -284,7 +284,7 @@ impl Gateway {
         };
         match path {
             "/health" => empty(true),
-            "/ready" => empty(self.local.ready() && !self.flow.is_closing()),
+            "/ready" => empty(self.local.ready() && !self.flow.is_leaving()),
             "/v1/models" => self.list_models(session, table),
             _ => None,
         }
