@@ -54,10 +54,12 @@ pub enum AdminClientError {
     #[error("the admin token has characters that are not allowed in a header; check --token or SLUICE_ADMIN_TOKEN")]
     TokenText,
     /// The gateway refused the request.
-    #[error("{message}")]
+    #[error("{message} (sluice explain {code})")]
     Refused {
         /// The status of the response.
         status: StatusCode,
+        /// The gateway's word for the reason.
+        code: String,
         /// The message of the gateway.
         message: String,
         /// The problems of a configuration, one line each.
@@ -206,7 +208,8 @@ impl AdminClient {
         }
         let problems = error["error"]["problems"].as_array().into_iter().flatten();
         let problems = problems.filter_map(|line| line.as_str().map(str::to_owned)).collect();
-        AdminClientError::Refused { status, message: message.to_owned(), problems }
+        let code = error["error"]["code"].as_str().unwrap_or("unknown").to_owned();
+        AdminClientError::Refused { status, code, message: message.to_owned(), problems }
     }
 }
 
