@@ -218,6 +218,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_refusal_names_the_code_to_explain() {
+        let client = AdminClient::new(":9000", None).unwrap();
+        let body = Bytes::from_static(b"{\"error\":{\"code\":\"busy\",\"message\":\"it is being shut down\"}}");
+        let refused = client.refused(StatusCode::CONFLICT, &body);
+        assert_eq!(refused.to_string(), "it is being shut down (sluice explain busy)");
+    }
+
+    #[test]
     fn addresses_are_accepted_with_and_without_scheme() {
         let target = |url: &str| AdminClient::new(url, None).unwrap().target;
         assert_eq!(target("http://127.0.0.1:8081"), ("127.0.0.1".to_owned(), 8081));
