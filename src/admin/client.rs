@@ -54,10 +54,12 @@ pub enum AdminClientError {
     #[error("the admin token has characters that are not allowed in a header; check --token or SLUICE_ADMIN_TOKEN")]
     TokenText,
     /// The gateway refused the request.
-    #[error("{message}")]
+    #[error("{message} (sluice explain {code})")]
     Refused {
         /// The status of the response.
         status: StatusCode,
+        /// The gateway's word for the reason.
+        code: String,
         /// The message of the gateway.
         message: String,
         /// The problems of a configuration, one line each.
@@ -206,13 +208,22 @@ impl AdminClient {
         }
         let problems = error["error"]["problems"].as_array().into_iter().flatten();
         let problems = problems.filter_map(|line| line.as_str().map(str::to_owned)).collect();
-        AdminClientError::Refused { status, message: message.to_owned(), problems }
+        let code = error["error"]["code"].as_str().unwrap_or("unknown").to_owned();
+        AdminClientError::Refused { status, code, message: message.to_owned(), problems }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_names_the_code_to_explain() {
+        let client = AdminClient::new(":9000", None).unwrap();
+        let body = Bytes::from_static(b"{\"error\":{\"code\":\"busy\",\"message\":\"it is being shut down\"}}");
+        let refused = client.refused(StatusCode::CONFLICT, &body);
+        assert_eq!(refused.to_string(), "it is being shut down (sluice explain busy)");
+    }
 
     #[test]
     fn addresses_are_accepted_with_and_without_scheme() {

@@ -21,10 +21,7 @@ pub const EXIT_CONFIG: u8 = 78;
 #[derive(Clone, Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["file", "config"])))]
 #[command(after_help = "\
-Examples:
-  sluice check sluice.toml            every problem of the file, or the file with all defaults
-  sluice check -q sluice.toml         problems only; exit status 78 if there is an error
-  sluice check --probe sluice.toml    also asks every backend; exit status 1 if one is not as configured")]
+Exit status: 0 valid, 78 not valid; with --probe also 1, if a backend is not as configured")]
 pub struct CheckArgs {
     /// The configuration file
     #[arg(value_name = "FILE")]

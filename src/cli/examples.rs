@@ -57,7 +57,12 @@ const EXAMPLES: &[Examples] = &[
     ),
     (
         &["check"],
-        &["sluice check --config sluice.toml", "sluice check --config sluice.toml --set server.listen=0.0.0.0:80"],
+        &[
+            "sluice check sluice.toml",
+            "sluice check --quiet sluice.toml",
+            "sluice check --probe sluice.toml",
+            "sluice check sluice.toml --set server.listen=0.0.0.0:80",
+        ],
     ),
     (&["status"], &["sluice status", "sluice status --admin http://gw1:8081 --watch", "sluice status --json"]),
     (&["top"], &["sluice top", "sluice top --admin http://gw1:8081 --once"]),
@@ -88,6 +93,7 @@ const EXAMPLES: &[Examples] = &[
     ),
     (&["backend", "logs"], &["sluice backend logs gpu1", "sluice backend logs short/gpu1 -f -n 20"]),
     (&["backend", "enable"], &["sluice backend enable gpu1 --wait"]),
+    (&["explain"], &["sluice explain", "sluice explain queue_full", "sluice explain config-pools config-tls"]),
     (
         &["completions"],
         &["sluice completions bash > /etc/bash_completion.d/sluice", "sluice completions fish | source"],
@@ -99,7 +105,11 @@ const EXAMPLES: &[Examples] = &[
 pub(super) fn add(mut command: Command) -> Command {
     for (path, examples) in EXAMPLES {
         let text = format!("Examples:\n  {}", examples.join("\n  "));
-        command = at(command, path, &|found| found.after_help(text.clone()));
+        command = at(command, path, &|found| {
+            // What a subcommand says itself, such as the signals of `serve`, comes first.
+            let text = found.get_after_help().map_or(text.clone(), |own| format!("{own}\n\n{text}"));
+            found.after_help(text)
+        });
     }
     command
 }
@@ -146,6 +156,16 @@ mod tests {
             assert!(found.render_help().to_string().contains("Examples:\n  sluice "), "{path:?}");
         }
         assert!(EXAMPLES.iter().all(|(path, _)| all.iter().any(|known| known == path)), "one is of no subcommand");
+    }
+
+    #[test]
+    fn what_a_subcommand_says_itself_stands_before_its_examples() {
+        let mut whole = command();
+        let help = whole.find_subcommand_mut("serve").unwrap().render_help().to_string();
+        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
+        assert!(at("GET /ready") < at("Examples:\n  sluice serve"));
+        let check = whole.find_subcommand_mut("check").unwrap().render_help().to_string();
+        assert!(check.contains("Exit status: 0 valid, 78 not valid"), "{check}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod bench;
 pub mod check;
 pub mod demo;
 pub mod experiment;
+pub mod explain;
 pub mod generate;
 pub mod lab;
 mod examples;
@@ -63,6 +64,8 @@ enum Command {
     /// Simulate `vllm serve` on a GPU of your choice
     #[command(disable_help_flag = true)]
     Sim(sim::SimArgs),
+    /// Explain an error by its code, or list all codes
+    Explain(explain::ExplainArgs),
     /// Print a completion script for a shell
     Completions(generate::CompletionsArgs),
     /// Write the manual pages, one for each subcommand
@@ -94,6 +97,7 @@ pub fn run() -> ExitCode {
         Command::Tuner(args) => tuner::run(&args),
         Command::Backend(args) => backend::run(&args),
         Command::Sim(args) => sim::run(args.args),
+        Command::Explain(args) => explain::run(&args),
         Command::Completions(args) => generate::completions(&args, command()),
         Command::Man(args) => generate::man(&args, command()),
     }

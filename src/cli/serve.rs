@@ -70,7 +70,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         }
     };
     if let Err(error) = log::init(&loaded.config.log) {
-        eprintln!("{error}");
+        eprintln!("{error} (sluice explain start)");
         return ExitCode::FAILURE;
     }
     for warning in &loaded.warnings {
@@ -133,7 +133,7 @@ async fn serve(config: Config, source: Source) -> ExitCode {
     let running = match serve::start(config, source).await {
         Ok(running) => running,
         Err(error) => {
-            tracing::error!("{error}");
+            tracing::error!("{error} (sluice explain start)");
             return ExitCode::FAILURE;
         }
     };

@@ -436,6 +436,9 @@ mod tests {
             assert!((400..=599).contains(&refusal.status()));
             assert!(error["message"].as_str().unwrap().len() < 400, "{refusal:?}");
         }
+        let mut codes: Vec<&str> = codes.into_iter().collect();
+        codes.sort_unstable();
+        assert_eq!(codes, crate::openai::ERROR_CODES);
     }
 
     #[test]

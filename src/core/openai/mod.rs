@@ -4,7 +4,7 @@
 //! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes ·
 //! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
 //! it · [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP,
-//! with [`limit`]s and a [`route_hint`].
+//! with [`limit`]s and a [`route_hint`] · [`ERROR_CODES`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 
@@ -13,6 +13,7 @@ pub mod response;
 pub mod chunk;
 pub mod limit;
 pub mod route_hint;
+mod error_codes;
 pub mod error;
 pub mod event;
 mod fast;
@@ -28,6 +29,7 @@ pub mod shape;
 pub mod sse;
 
 pub use error::{ErrorFormat, Refusal, ShedReason};
+pub use error_codes::ERROR_CODES;
 pub use event::{Dialect, EventKind, StreamEvent};
 pub use limit::{KeyLimit, LimitUnit, TooLarge};
 pub use prefix::{Beginning, PromptParts, PromptPrefix};

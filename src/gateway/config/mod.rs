@@ -24,6 +24,7 @@ pub mod limits;
 
 mod machine;
 mod origin;
+mod topic;
 mod problem;
 mod file;
 mod set;
@@ -79,6 +80,7 @@ pub use server::{
 };
 pub use show::Resolved;
 pub use tls::{PemFile, ServerTls, UpstreamTls, VerifyClient, VerifyEngine};
+pub use topic::Topic;
 pub use traces::{TRACES_PATH, Tracing};
 pub use tuner::{DailyWindow, TUNER_FLAGS, Tuner, TunerMode, TunerSimulation};
 pub use value::Endpoint;

@@ -4,16 +4,19 @@
 //! text of a situation says what is wrong and what to do next; it does not repeat the key. Warnings are
 //! situations too: the gateway runs with them, and reports them at start and in `sluice check`.
 //!
-//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest.
+//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. Its last line names the sections of
+//! `errors.md` about them ([`Topic`]).
 //!
 //! A name that does not exist is reported with the nearest one that does ([`Suggestion`]). Distance counts insertions,
 //! deletions, replacements and swaps of neighbours, ignoring case and reading `-` as `_`. A name is suggested if at most a
 //! third of it (and always one character) would have to change; a worse guess would only distract.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::limits::MAX_PROBLEMS;
 use super::origin::Origin;
+use super::topic::Topic;
 
 /// One situation at one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,6 +257,68 @@ impl Situation {
     }
 }
 
+impl Situation {
+    /// The section of `errors.md` about it.
+    pub fn topic(&self) -> Topic {
+        match self {
+            Self::Unreadable { .. } | Self::Syntax { .. } | Self::Number { .. } | Self::SetMalformed { .. } => {
+                Topic::Syntax
+            }
+            Self::SetNoSuchElement { .. }
+            | Self::SetInsideValue { .. }
+            | Self::UnknownKey { .. }
+            | Self::Missing { .. } => Topic::Syntax,
+            Self::WrongType { .. } | Self::Unit { .. } | Self::UnknownChoice { .. } | Self::OutOfRange { .. } => {
+                Topic::Values
+            }
+            Self::TooMany { .. }
+            | Self::AboveMaximum { .. }
+            | Self::Empty
+            | Self::Time { .. }
+            | Self::Header { .. } => Topic::Values,
+            Self::NameTooLong { .. }
+            | Self::NameLetters { .. }
+            | Self::ModelNameLetters { .. }
+            | Self::Duplicate { .. } => Topic::Names,
+            Self::UnknownModel { .. } | Self::UnknownPool { .. } | Self::UnknownBackend { .. } => Topic::Names,
+            Self::UnknownKeyName { .. } | Self::FlagName { .. } => Topic::Names,
+            Self::NoPool | Self::NoBackend | Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => {
+                Topic::Pools
+            }
+            Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } | Self::LongNeverRuns { .. } => {
+                Topic::Pools
+            }
+            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork => Topic::Pools,
+            Self::UrlAndLaunch | Self::NeitherUrlNorLaunch | Self::ControlWithoutUrl | Self::Url { .. } => {
+                Topic::Backends
+            }
+            Self::SameEndpoint { .. } | Self::OwnAddress { .. } | Self::EmptyCommand => Topic::Backends,
+            Self::Address { .. } | Self::AdminIsListen { .. } | Self::HostName { .. } => Topic::Addresses,
+            Self::AdminOpen { .. } | Self::Open { .. } => Topic::Addresses,
+            Self::SecretEnvMissing { .. } | Self::SecretFile { .. } | Self::SecretEmpty | Self::SecretLetters => {
+                Topic::Secrets
+            }
+            Self::Digest | Self::SameKey { .. } | Self::PlainSecret | Self::PlainSecretInCommand => Topic::Secrets,
+            Self::FileMissing { .. } | Self::FolderMissing { .. } | Self::IsFolder { .. } => Topic::Files,
+            Self::PemFile { .. } | Self::Tls { .. } | Self::TlsName { .. } | Self::VerifyWithoutCa => Topic::Tls,
+            Self::CertificateWithoutKey
+            | Self::KeyWithoutCertificate
+            | Self::CaWithoutVerify
+            | Self::TlsWithoutHttps => Topic::Tls,
+            Self::NotVerified | Self::KeyForAllUsers { .. } => Topic::Tls,
+            Self::FewArms | Self::WeightsSum { .. } | Self::NoWeight | Self::ShadowWeight | Self::ShadowControl => {
+                Topic::Experiments
+            }
+            Self::BackendsWithoutPool | Self::ArmPoolWithoutModel { .. } | Self::SameTraffic { .. } => {
+                Topic::Experiments
+            }
+            Self::OtherLayer { .. } | Self::EmptyTraffic | Self::RampOrder | Self::Ramp { .. } => Topic::Experiments,
+            Self::Window { .. } | Self::TunerFlag { .. } => Topic::Tuner,
+            Self::WithoutTracing | Self::TracesPath { .. } | Self::GrpcPort => Topic::Tracing,
+        }
+    }
+}
+
 impl Problem {
     pub(super) fn new(path: String, origin: Origin, situation: Situation) -> Self {
         Self { path, origin, situation }
@@ -348,7 +413,12 @@ impl fmt::Display for Problems {
         Self::write_warnings(f, &self.source, &self.warnings[..self.warnings.len().min(MAX_PROBLEMS)])?;
         let count = self.errors.len();
         write!(f, "{}: {count} error{}", self.source, if count == 1 { "" } else { "s" })?;
-        if count > MAX_PROBLEMS { write!(f, ", the first {MAX_PROBLEMS} are shown") } else { Ok(()) }
+        if count > MAX_PROBLEMS {
+            write!(f, ", the first {MAX_PROBLEMS} are shown")?;
+        }
+        let topics: BTreeSet<Topic> = self.errors.iter().map(|problem| problem.situation.topic()).collect();
+        let topics: Vec<&str> = topics.into_iter().map(Topic::label).collect();
+        write!(f, "; for more: sluice explain {}", topics.join(" "))
     }
 }
 

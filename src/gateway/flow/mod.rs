@@ -68,7 +68,7 @@ pub use exchange::{
 };
 pub use incoming::IncomingRequest;
 pub use record::{Outcome, Record, RecordGuard, Recorder};
-pub use respond::refuse;
+pub use respond::{ERROR_CODE, refuse};
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
 pub use trace::{RequestTrace, Step, StepKind};
 

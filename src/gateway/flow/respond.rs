@@ -20,6 +20,9 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 pub(super) const BACKEND: HeaderName = HeaderName::from_static("x-sluice-backend");
 /// Its pool.
 pub(super) const POOL: HeaderName = HeaderName::from_static("x-sluice-pool");
+/// The code of an error of the gateway itself. Errors in Anthropic's shape have no other place for it, and an engine's error
+/// does not have it.
+pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-sluice-error");
 const ARM: HeaderName = HeaderName::from_static("x-sluice-arm");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
@@ -53,9 +56,10 @@ pub async fn refuse<D: Downstream, R: Recorder>(
         record.outcome = Outcome::Refused;
     }
     let body = Bytes::from(refusal.body(format));
-    let mut headers = HeaderMap::with_capacity(6);
+    let mut headers = HeaderMap::with_capacity(7);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    headers.insert(ERROR_CODE, HeaderValue::from_static(refusal.code()));
     if let Some(seconds) = refusal.retry_after() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }

@@ -362,6 +362,7 @@ async fn a_request_that_waits_too_long_or_finds_the_queue_full_is_shed_with_retr
     let head = client.head.unwrap();
     assert_eq!(head.status, 503);
     assert!(head.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    assert_eq!(head.headers["x-sluice-error"], "queue_timeout");
     assert_eq!(test.records.0.lock()[0].outcome, Outcome::Shed(ShedReason::QueueTimeout));
     drop(held);
     test.idle();

@@ -35,7 +35,8 @@ use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::{ApiKey, KeyError};
 use crate::flow::record::client_text;
 use crate::flow::{
-    Downstream, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, ResponseHead, RoutingTable, refuse,
+    Downstream, ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, ResponseHead, RoutingTable,
+    refuse,
 };
 use crate::telemetry::Telemetry;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, RouteHint, ShedReason};
@@ -488,6 +489,7 @@ async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &Prox
     let body = Bytes::from(refusal.body(ErrorFormat::OpenAi));
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    parts.headers.insert(ERROR_CODE, HeaderValue::from_static(refusal.code()));
     let response = pingora::http::ResponseHeader::from(parts);
     let _ = timeout(SETTLE, session.write_error_response(response, body)).await;
 }

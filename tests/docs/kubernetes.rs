@@ -1,0 +1,49 @@
+//! The sample for Kubernetes: its configuration is valid, its command exists, its probes and times fit the gateway.
+
+use clap::CommandFactory as _;
+use serde::Deserialize as _;
+use serde_yaml_ng::Value;
+use sluice::cli::Cli;
+use sluice::config::{Config, Machine, Surroundings};
+
+use crate::{read, root};
+
+fn documents() -> Vec<Value> {
+    let text = read("config/kubernetes.yaml");
+    serde_yaml_ng::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap()).collect()
+}
+
+fn of_kind(kind: &str) -> Value {
+    documents().into_iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"))
+}
+
+#[test]
+fn the_sample_for_kubernetes_fits_the_gateway() {
+    let text = of_kind("ConfigMap")["data"]["sluice.toml"].as_str().expect("a configuration").to_owned();
+    let around = Surroundings { env: &|_| Some("0".repeat(64)), folder: root(), machine: Machine::of_process() };
+    let config =
+        Config::parse(&text, "kubernetes.yaml", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+
+    let pod = &of_kind("Deployment")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let args = container["args"].as_sequence().expect("args").iter().map(|word| word.as_str().unwrap());
+    Cli::command().try_get_matches_from(["sluice"].into_iter().chain(args)).expect("the command exists");
+
+    let port = |name: &str| {
+        let ports = container["ports"].as_sequence().unwrap();
+        ports.iter().find(|port| port["name"] == name).and_then(|port| port["containerPort"].as_u64()).unwrap()
+    };
+    assert_eq!(port("http"), u64::from(config.server.listen.port()));
+    assert_eq!(port("admin"), u64::from(config.server.admin.port()));
+    for (probe, path) in [("livenessProbe", "/health"), ("readinessProbe", "/ready")] {
+        assert_eq!(container[probe]["httpGet"]["path"], path);
+        assert_eq!(container[probe]["httpGet"]["port"], "http");
+    }
+    // Kubernetes kills the container after the grace period, which begins with preStop.
+    let before: u64 = container["lifecycle"]["preStop"]["exec"]["command"][1].as_str().unwrap().parse().unwrap();
+    let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
+    assert!(grace > before + config.server.drain_timeout.as_secs(), "{grace} s is too short");
+    let service = of_kind("Service");
+    assert_eq!(service["spec"]["ports"][0]["targetPort"], "http");
+    assert_eq!(service["spec"]["selector"], of_kind("Deployment")["spec"]["selector"]["matchLabels"]);
+}

@@ -1,0 +1,53 @@
+//! The documentation says what is so: its links lead somewhere, its commands and configurations are accepted, and every error
+//! has a section.
+//!
+//! [`page`] reads Markdown as far as the rules need it. Each rule is a function from pages to complaints, as in `tests/tidy`: it
+//! runs on the tree, where it must find nothing, and on a bad page, where it must find something.
+
+mod commands;
+mod errors;
+mod kubernetes;
+mod links;
+mod page;
+mod settings;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use page::Page;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every page that users read, by its path.
+fn pages() -> Vec<Page> {
+    let mut paths: Vec<String> =
+        ["README.md", "grafana/README.md", "benches/README.md", "config/lab/placement/README.md"]
+            .map(str::to_owned)
+            .to_vec();
+    for folder in [".github", ".github/docs"] {
+        let files = fs::read_dir(root().join(folder)).unwrap().map(|file| file.unwrap().file_name());
+        let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
+        paths.extend(names.map(|name| format!("{folder}/{name}")));
+    }
+    paths.sort();
+    assert!(paths.len() >= 18, "found only {paths:?}");
+    paths.iter().map(|path| Page::parse(path, &read(path))).collect()
+}
+
+#[track_caller]
+fn clean(complaints: &[String]) {
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+#[track_caller]
+fn one_complaint(complaints: &[String], about: &str) {
+    assert_eq!(complaints.len(), 1, "{complaints:#?}");
+    assert!(complaints[0].contains(about), "{complaints:#?}");
+}
