@@ -22,7 +22,7 @@ table! {
         pub files: u32 = default("7").within("0", "100");
         /// Share of requests that are recorded.
         pub sample: f64 = default("1.0").within("0", "1");
-        /// Key of the hashes of prompts: "env:NAME" or "file:PATH" of a secret that cannot be guessed. Whoever has it can test
+        /// Key of the hashes of prompts: "env:NAME" or "file:PATH" of a secret that cannot be guessed. A holder of it can test
         /// whether a text was sent, so by default it is random and only in memory; prompts are then recognised until the next
         /// start. Set it to recognise them across starts and gateways.
         pub salt: Option<Secret> = optional("a random one at each start").example("env:RECORDS_SALT");

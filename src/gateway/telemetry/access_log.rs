@@ -29,7 +29,7 @@ use parking_lot::{Condvar, Mutex};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::line::line;
-use super::records::Salt;
+use super::salt::Salt;
 use crate::config::{AccessLog, LogTarget};
 use crate::flow::Record;
 

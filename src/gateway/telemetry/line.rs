@@ -13,7 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::records::Salt;
+use super::salt::Salt;
 use crate::experiment::CopyOutcome;
 use crate::flow::Record;
 use sluice_core::openai::Route;

@@ -28,6 +28,7 @@ mod tuner;
 mod engines;
 #[cfg(feature = "otel")]
 mod traces;
+mod salt;
 mod line;
 mod records;
 mod process;

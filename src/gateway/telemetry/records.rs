@@ -1,10 +1,5 @@
 //! Records of requests: lines that hold nothing a client wrote, in files that are rotated and bounded.
 //!
-//! Prompts are recognised by hashes of their beginnings ([`PromptPrefix`]), so that a replay shares prefixes as the requests
-//! did. Those hashes are of the text and could be guessed by trying texts, so a record has the first 64 bits of
-//! SHA-256 of each behind a secret key: without the key, or with another one, they say nothing. About 0.2 us each, and 20 of them
-//! for a prompt of 16 kB.
-//!
 //! Writing is that of the access log: the path of a request never waits, and records that cannot be written are dropped,
 //! counted and said once. A line is written whole or not at all, and is in one file: batches are of whole lines, a batch of which
 //! only a part fits on the disk is cut off again, and a file that ends in the middle of a line (the machine stopped) is
@@ -12,52 +7,17 @@
 //!
 //! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be renamed, records are dropped.
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
-use sha2::{Digest, Sha256};
-
 use super::access_log::{AccessLogError, AccessLogWriter, Appended, Output};
+use super::salt::Salt;
 use crate::config::Records;
-use sluice_core::openai::PromptPrefix;
 
 /// The name of records in messages.
 const RECORDS: &str = "file of records";
-/// Bytes of a hash that a record has.
-const HASH_BYTES: usize = 8;
-
-/// The key of the hashes.
-#[derive(Clone)]
-pub(super) struct Salt(Sha256);
-
-impl Salt {
-    fn new(config: &Records) -> io::Result<Self> {
-        Ok(Self::of(match &config.salt {
-            Some(secret) => Sha256::digest(secret.expose()).into(),
-            None => crate::tls::random()?,
-        }))
-    }
-
-    fn of(key: [u8; 32]) -> Self {
-        Self(Sha256::new_with_prefix(key))
-    }
-
-    /// The beginnings of a prompt as they stand in a record: 16 hex digits each.
-    pub(super) fn hashes(&self, prefix: &PromptPrefix) -> Vec<String> {
-        let hash = |hash: u64| {
-            let digest = self.0.clone().chain_update(hash.to_le_bytes()).finalize();
-            digest[..HASH_BYTES].iter().fold(String::with_capacity(2 * HASH_BYTES), |mut text, byte| {
-                // Writing to a String cannot fail.
-                let _ = write!(text, "{byte:02x}");
-                text
-            })
-        };
-        prefix.beginnings.iter().map(|beginning| hash(beginning.hash)).collect()
-    }
-}
 
 /// Opens the records that the configuration asks for.
 pub(super) fn open(config: &Records) -> Result<AccessLogWriter, AccessLogError> {
@@ -157,5 +117,4 @@ fn is_torn(file: &File) -> io::Result<bool> {
 }
 
 #[cfg(test)]
-#[path = "records_tests.rs"]
 mod tests;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::super::testing::completed;
 use super::*;
 use crate::flow::Record;
+use sluice_core::openai::PromptPrefix;
 use sluice_core::openai::prefix::Beginning;
 
 fn prefix() -> PromptPrefix {
