@@ -57,6 +57,7 @@ fn record() -> Record {
         stats: Some(stats),
         backend_ttft: Some(Duration::from_millis(29)),
         expected_cached: 0,
+        prefix: None,
         sequences: 1,
         slo_met: Some(true),
     }

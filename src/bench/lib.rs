@@ -11,6 +11,7 @@
 //! | `run` | how a whole run is executed: requests, progress, metrics of the servers |
 //! | `result` | the records of a run, their statistics, the files on disk |
 //! | `report` | tables, HTML pages with plots, the knee of a sweep, comparisons |
+//! | `records` | what a day of the gateway's own records shows |
 //! | `search` | the highest rate at which the objectives hold |
 //!
 //! Definitions are those of `vllm bench serve`, with two exceptions: a response stream with an error in it, and one that
@@ -26,6 +27,7 @@ pub mod load;
 pub mod client;
 pub mod run;
 pub mod report;
+pub mod records;
 pub mod search;
 
 pub use client::failure::RequestFailure;

@@ -24,7 +24,7 @@ const EXAMPLES: &[Examples] = &[
         &[
             "sluice bench --base-url http://gpu0:8000 --request-rate 8 --num-prompts 2000 --goodput ttft:300 tpot:50",
             "sluice bench --class short:weight=15,in=200,out=128 --class long:in=16000,out=64 --request-rate 32",
-            "sluice bench --dataset-name access_log --dataset-path access.jsonl",
+            "sluice bench --dataset-name records --dataset-path records.jsonl",
             "sluice bench --sweep-max-concurrency 1,4,16,64 --save-result --html sweep.html",
             "sluice bench --find-rate --goodput ttft:300",
         ],
@@ -53,6 +53,14 @@ const EXAMPLES: &[Examples] = &[
             "sluice tune config/tune/auto_tune.toml --budget 45",
             "sluice tune config/tune/scheduling.toml --real --budget 2h --patch winner.toml",
             "sluice tune config/tune/scheduling.toml --gateway http://127.0.0.1:8081 --backend gpu0",
+        ],
+    ),
+    (
+        &["report"],
+        &[
+            "sluice report records.jsonl records.jsonl.1 -o report.html",
+            "sluice report records.jsonl --gpu h200 --model llama-3.1-8b --config sluice.toml",
+            "sluice report records.jsonl --lab config/lab/mixed.toml",
         ],
     ),
     (

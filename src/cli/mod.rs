@@ -17,6 +17,7 @@ pub mod lab;
 mod examples;
 mod terminal;
 mod line;
+pub mod report;
 mod runtime;
 pub mod serve;
 pub mod sim;
@@ -49,6 +50,8 @@ enum Command {
     Lab(lab::LabArgs),
     /// Find the best settings of vLLM and of the gateway, on simulated engines or on real ones
     Tune(tune::TuneArgs),
+    /// Make an HTML page of a day of requests from the gateway's records
+    Report(report::ReportArgs),
     /// Validate a configuration and print it with all defaults
     Check(check::CheckArgs),
     /// Show pools and backends of a running gateway
@@ -90,6 +93,7 @@ pub fn run() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Lab(args) => lab::run(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),

@@ -188,7 +188,7 @@ async fn wait_for_stop(running: &Running, signals: &mut Signals) {
             }
             _ = signals.reopen.recv() => {
                 running.app().telemetry.reopen();
-                tracing::info!("SIGUSR1: the access log is opened anew");
+                tracing::info!("SIGUSR1: the access log and the records are opened anew");
             }
         }
     }

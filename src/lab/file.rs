@@ -261,7 +261,7 @@ pub struct AdaptersTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceTable {
-    /// `access_log` (of this gateway), `azure`, `burstgpt`, `mooncake`, `sharegpt` or `custom`.
+    /// `access_log` or `records` (of this gateway), `azure`, `burstgpt`, `mooncake`, `sharegpt` or `custom`.
     pub format: String,
     /// The file.
     pub path: PathBuf,

@@ -4,6 +4,7 @@ mod experiments;
 mod faults;
 mod measured;
 mod engine_tuner;
+mod records;
 mod tuner;
 
 use std::path::Path;

@@ -187,14 +187,14 @@ fn adapters(table: &TrafficTable, named: Vec<String>) -> Result<Adapters, LabErr
 
 fn format(trace: &TraceTable) -> Result<DatasetFormat, LabError> {
     Ok(match trace.format.as_str() {
-        "access_log" => DatasetFormat::AccessLog,
+        "access_log" | "records" => DatasetFormat::AccessLog,
         "azure" => DatasetFormat::Azure,
         "burstgpt" => DatasetFormat::BurstGpt,
         "mooncake" => DatasetFormat::Timed(TraceKeys::mooncake()),
         "sharegpt" => DatasetFormat::ShareGpt,
         "custom" => DatasetFormat::Custom,
         other => {
-            let known = "access_log, azure, burstgpt, mooncake, sharegpt or custom";
+            let known = "access_log, records, azure, burstgpt, mooncake, sharegpt or custom";
             return Err(needs(format!("a trace in the format {known}, not '{other}'")));
         }
     })

@@ -32,26 +32,30 @@ async fn a_refused_request_shows_its_path_or_model_bounded_and_escaped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sigusr1_opens_the_access_log_anew_and_does_not_end_the_program() {
+async fn sigusr1_opens_the_access_log_and_the_records_anew_and_does_not_end_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let (config, path) = (folder.path().join("sluice.toml"), folder.path().join("access.log"));
     let old = folder.path().join("access.log.1");
-    std::fs::write(&config, one_pool(&["http://127.0.0.1:9".to_owned()]) + "[access_log]\npath = \"access.log\"\n")
-        .unwrap();
+    let [records, moved] = ["records.jsonl", "moved"].map(|name| folder.path().join(name));
+    let tables = "[access_log]\npath = \"access.log\"\n[records]\npath = \"records.jsonl\"\n";
+    std::fs::write(&config, one_pool(&["http://127.0.0.1:9".to_owned()]) + tables).unwrap();
     let mut program = Program::start(&config).await;
     let request = async |program: &Program| {
         TestClient::to(program.client).await.request(get("/v1/nothing")).await.is(404, "route_not_found");
     };
     request(&program).await;
     access_log(&path, 1).await;
+    access_log(&records, 1).await;
     std::fs::rename(&path, &old).unwrap();
+    std::fs::rename(&records, &moved).unwrap();
     program.signal(nix::sys::signal::SIGUSR1);
-    program.line("the access log is opened anew").await;
+    program.line("are opened anew").await;
     // Before the next line: what moves or deletes the old file need not wait for one.
-    eventually("the new file is there", async || path.exists()).await;
+    eventually("the new files are there", async || path.exists() && records.exists()).await;
     request(&program).await;
     access_log(&path, 1).await;
-    assert_eq!(std::fs::read_to_string(&old).unwrap().lines().count(), 1);
+    access_log(&records, 1).await;
+    assert_eq!([&old, &moved].map(|path| std::fs::read_to_string(path).unwrap().lines().count()), [1, 1]);
     program.signal(nix::sys::signal::SIGTERM);
     assert_eq!(program.code().await, Some(0), "{}", program.log);
 }
@@ -74,7 +78,7 @@ async fn sigusr1_is_harmless_without_an_access_log_and_from_the_first_moment_on(
     let mut program = starting.serving().await;
     written.await.unwrap();
     program.signal(nix::sys::signal::SIGUSR1);
-    program.line("the access log is opened anew").await;
+    program.line("are opened anew").await;
     program.signal(nix::sys::signal::SIGTERM);
     assert_eq!(program.code().await, Some(0), "{}", program.log);
 }

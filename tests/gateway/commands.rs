@@ -9,7 +9,7 @@ use crate::ports::free_port;
 use crate::test_gateway::{TestGateway, one_pool};
 
 /// Runs the program to its end: exit code, stdout and stderr.
-async fn run(args: &[&str]) -> (i32, String, String) {
+pub(crate) async fn run(args: &[&str]) -> (i32, String, String) {
     let output =
         Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).stdin(Stdio::null()).output().await.expect("it runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

@@ -12,7 +12,7 @@
 //! `forms` (multipart), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
 //! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failing` (what the log says of
 //! engines that fail), `failover`, `commands` (subcommands beside a gateway), `engine_metrics`,
-//! `fleet`, `health`, `reload`, `reload_keys`, `stop`,
+//! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
 //! around what speaks plain text here), `traces`, `wide`; and `simulator` (the simulated engine process).
 
@@ -46,6 +46,7 @@ mod input;
 mod leaving;
 mod length;
 mod limits;
+mod records;
 mod reload;
 mod reload_keys;
 mod requests;

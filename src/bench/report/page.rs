@@ -47,13 +47,19 @@ pub(super) struct Page {
 }
 
 impl Page {
+    /// A page of the load generator.
     pub(super) fn new(title: &str) -> Self {
+        Self::of("sluice bench", title)
+    }
+
+    /// A page of a command.
+    pub(super) fn of(command: &str, title: &str) -> Self {
         let title = escape(title);
         let out = format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
              content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
-             <title>{title} - sluice bench</title>\n<style>\n{VARIABLES}{STYLE}{CSS}\n</style>\n</head>\n<body>\n<header>\n\
-             <h1><small>sluice bench</small>{title}</h1>\n"
+             <title>{title} - {command}</title>\n<style>\n{VARIABLES}{STYLE}{CSS}\n</style>\n</head>\n<body>\n<header>\n\
+             <h1><small>{command}</small>{title}</h1>\n"
         );
         Self { out }
     }

@@ -1,8 +1,8 @@
-//! A page of tables and dots that the caller fills: for results that are not runs of the load generator.
+//! A page of tables and plots that the caller fills: for results that are not runs of the load generator.
 //!
 //! It has the look of every other page and, like them, needs nothing but itself. Plots without a finite point are left out.
 
-use super::page::Page;
+use super::page::{Page, Tile};
 use super::plot::{Axis, Draw, Plot, Series};
 
 /// A part of a page.
@@ -12,13 +12,15 @@ pub struct Section {
     pub title: String,
     /// A sentence below it.
     pub note: String,
+    /// Numbers above the table: each with its name and a note.
+    pub tiles: Vec<(String, &'static str, String)>,
     /// A table; the first row is the head. Empty: none.
     pub rows: Vec<Vec<String>>,
-    /// Plots of dots.
+    /// Plots.
     pub dots: Vec<Dots>,
 }
 
-/// A plot of dots.
+/// A plot of dots, or of lines between them.
 #[derive(Clone, Debug, Default)]
 pub struct Dots {
     /// Its title.
@@ -29,18 +31,28 @@ pub struct Dots {
     pub y: String,
     /// Names and points of its series.
     pub series: Vec<(String, Vec<(f64, f64)>)>,
+    /// Whether lines connect the points of a series.
+    pub connected: bool,
 }
 
-/// The HTML of sections.
-pub fn page(title: &str, sections: &[Section]) -> String {
-    let mut page = Page::new(title);
-    page.warnings(&[]);
+/// The HTML of sections, made by a command. `notes` stand above them.
+pub fn page(command: &str, title: &str, notes: &[String], sections: &[Section]) -> String {
+    let mut page = Page::of(command, title);
+    page.warnings(notes);
     for section in sections {
         let plots: Vec<Plot> = section.dots.iter().map(plot).filter(|plot| !plot.is_empty()).collect();
-        if section.rows.is_empty() && plots.is_empty() {
+        if section.tiles.is_empty() && section.rows.is_empty() && plots.is_empty() {
             continue;
         }
         page.section(section.title.clone(), &section.note);
+        if !section.tiles.is_empty() {
+            let tile = |(value, name, note): &(String, &'static str, String)| Tile {
+                value: value.clone(),
+                name,
+                note: note.clone(),
+            };
+            page.tiles(&section.tiles.iter().map(tile).collect::<Vec<_>>());
+        }
         if !section.rows.is_empty() {
             page.table(&section.rows);
         }
@@ -55,7 +67,8 @@ fn plot(dots: &Dots) -> Plot {
     let series = dots.series.iter().enumerate().filter(|(_, (_, points))| !points.is_empty());
     let series = series.map(|(color, (name, points))| {
         let (name, points) = (name.clone(), points.clone());
-        Series { name, draw: Draw::Dots, color, points }
+        let draw = if dots.connected { Draw::Marked } else { Draw::Dots };
+        Series { name, draw, color, points }
     });
     let axis = |label: &String| Axis { label: label.clone(), ..Axis::default() };
     Plot { title: dots.title.clone(), x: axis(&dots.x), y: axis(&dots.y), series: series.collect(), ..Plot::default() }
@@ -74,13 +87,16 @@ mod tests {
         };
         let full = Section {
             title: "<full>".to_owned(),
+            tiles: vec![("17 %".to_owned(), "of it", "a share".to_owned())],
             rows: vec![vec!["head".to_owned()]],
             dots: vec![dots],
             ..Section::default()
         };
         let empty = Section { title: "empty".to_owned(), dots: vec![Dots::default()], ..Section::default() };
-        let page = page("title", &[full, empty]);
+        let page = page("sluice command", "title", &["a note".to_owned()], &[full, empty]);
         assert!(page.contains("&lt;full&gt;") && page.contains("response") && page.contains("<th>head</th>"));
+        assert!(page.contains("<b>17 %</b><span>of it</span><i>a share</i>"));
         assert!(!page.contains("empty"));
+        assert!(page.contains("<small>sluice command</small>title") && page.contains("<li>a note</li>"));
     }
 }

@@ -125,8 +125,8 @@ pub(super) enum DatasetName {
     /// JSON lines like Mooncake's, with configurable units and keys
     #[value(name = "timed_trace")]
     TimedTrace,
-    /// The access log of sluice, to replay its traffic
-    #[value(name = "access_log")]
+    /// The records or the access log of sluice, to replay its traffic
+    #[value(name = "access_log", alias = "records")]
     AccessLog,
 }
 

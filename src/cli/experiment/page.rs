@@ -19,7 +19,7 @@ pub(super) fn page(report: &ExperimentReport) -> String {
                 report.confidence * 100.0
             ),
             rows: std::iter::once(head).chain(lines.map(|line| vec![line])).collect(),
-            dots: Vec::new(),
+            ..Section::default()
         },
         Section { title: "Arms".to_owned(), rows: arm_rows(report), ..Section::default() },
     ];
@@ -29,9 +29,10 @@ pub(super) fn page(report: &ExperimentReport) -> String {
             note: "Changes are of geometric means at equal lengths of prompts, arm over control.".to_owned(),
             rows: comparison_rows(report, comparison),
             dots: Quantity::JUDGED.iter().enumerate().map(|(at, one)| over_time(report, position, at, *one)).collect(),
+            ..Section::default()
         });
     }
-    page_of(&format!("Experiment {}", report.name), &sections)
+    page_of("sluice experiment", &format!("Experiment {}", report.name), &[], &sections)
 }
 
 /// The change of a quantity with both ends of its interval, in percent, over minutes.
@@ -54,5 +55,6 @@ fn over_time(report: &ExperimentReport, comparison: usize, at: usize, quantity: 
             .enumerate()
             .map(|(pick, name)| ((*name).to_owned(), points(pick)))
             .collect(),
+        connected: false,
     }
 }

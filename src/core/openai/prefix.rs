@@ -16,7 +16,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::scan::Span;
 
 /// Bytes between the ends of short beginnings.
-const STEP: usize = 512;
+pub const STEP: usize = 512;
+/// The version of records that have these hashes: it changes when beginnings end elsewhere, or keys mean something else.
+pub const RECORD_VERSION: u32 = 1;
 /// The most of a prompt that is hashed, bytes.
 const BYTES_MAX: usize = 1 << 20;
 
@@ -39,6 +41,16 @@ impl PromptParts {
         };
         self.0.push((place, span));
     }
+}
+
+/// Where the beginnings of every prompt end, bytes.
+pub fn ends() -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(STEP), |end| Some(after(*end))).take_while(|end| *end <= BYTES_MAX)
+}
+
+/// The end of the beginning that follows one with this end.
+fn after(end: usize) -> usize {
+    end + STEP.max(end / 8)
 }
 
 /// One beginning of a prompt.
@@ -73,7 +85,7 @@ impl PromptPrefix {
                 (hash, read, text) = (xxh3_64_with_seed(piece, hash), read + piece.len(), rest);
                 if read == end {
                     prefix.beginnings.push(Beginning { hash, end: end as u32 });
-                    end += STEP.max(end / 8);
+                    end = after(end);
                 }
             }
         }
@@ -105,6 +117,13 @@ mod tests {
     fn message(role: &str, seed: u32, words: u32) -> String {
         let text: String = (0..words).map(|word| format!("{} ", word * seed)).collect();
         format!(r#"{{"role":"{role}","content":"{text}"}}"#)
+    }
+
+    #[test]
+    fn beginnings_end_where_they_are_said_to() {
+        let long = prefix_of(&format!(r#"{{"messages":[{}]}}"#, message("user", 3, 400_000)));
+        let found: Vec<usize> = long.beginnings.iter().map(|beginning| beginning.end as usize).collect();
+        assert!(found.len() > 50 && found == ends().collect::<Vec<_>>(), "{found:?}");
     }
 
     #[test]

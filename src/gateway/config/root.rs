@@ -11,6 +11,7 @@ use super::fleet::Fleet;
 use super::limits;
 use super::model::Model;
 use super::pool::Pool;
+use super::records::Records;
 use super::report::Names;
 use super::server::{AccessLog, Health, Log, Retry, Server, Slo, Timeouts};
 use super::setting::{Setting, Shown, ShownTable};
@@ -51,6 +52,9 @@ table! {
         pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
         /// Where one line per request goes. Absent: none is written.
         pub access_log: Option<AccessLog> = optional("none").needs_restart();
+        /// Records of requests, to replay them and to report on them: lines of the access log without anything that clients wrote,
+        /// with hashes of the beginnings of prompts, in files that the gateway rotates. Absent: none are written.
+        pub records: Option<Records> = optional("none").needs_restart();
         /// Traces of requests for an OpenTelemetry collector: with the spans of queue, attempts, prefill and decode. Absent: none
         /// are sent, and traceparent headers of clients are passed on as they are.
         pub tracing: Option<Tracing> = optional("none").needs_restart();

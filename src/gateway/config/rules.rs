@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use super::auth::Auth;
@@ -23,7 +24,7 @@ use sluice_core::base::{ModelId, Period};
 /// Applies every rule. Sets what depends on several keys: the objectives that pools inherit from `slo`, the TLS settings of
 /// backends, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
-    let Config { server, health, fleet, models, auth, pools, slo, access_log, tracing, .. } = config;
+    let Config { server, health, fleet, models, auth, pools, slo, access_log, records, tracing, .. } = config;
     if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
         && overlap(server.listen, server.admin)
     {
@@ -39,7 +40,12 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     check_body_memory(server, report);
     check_models(models, pools, report);
     check_auth(auth, server, report);
-    check_access_log(access_log.as_ref(), report);
+    if let Some(AccessLog { path: LogTarget::File(file), .. }) = access_log {
+        check_written_file(file, "access_log.path", report);
+    }
+    if let Some(records) = records {
+        check_written_file(&records.path, "records.path", report);
+    }
     if pools.is_empty() && report.is_sound("pool") {
         report.add_at("pool", Situation::NoPool);
     }
@@ -139,16 +145,15 @@ fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// The gateway makes the file of the access log, but not its folder.
-fn check_access_log(access_log: Option<&AccessLog>, report: &mut Report<'_>) {
-    let Some(AccessLog { path: LogTarget::File(file), .. }) = access_log else { return };
-    if !report.is_sound("access_log.path") {
+/// The gateway makes the files that it writes, but not their folders.
+fn check_written_file(file: &Path, key: &str, report: &mut Report<'_>) {
+    if !report.is_sound(key) {
         return;
     }
     if let Some(folder) = file.parent().filter(|folder| !folder.is_dir()) {
-        report.add_at("access_log.path", Situation::FolderMissing { path: folder.display().to_string() });
+        report.add_at(key, Situation::FolderMissing { path: folder.display().to_string() });
     } else if file.is_dir() {
-        report.add_at("access_log.path", Situation::IsFolder { path: file.display().to_string() });
+        report.add_at(key, Situation::IsFolder { path: file.display().to_string() });
     }
 }
 

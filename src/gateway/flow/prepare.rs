@@ -90,6 +90,7 @@ pub(super) async fn prepare<R: Recorder>(
     record.home = Some(Arc::clone(&home.name));
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
+    record.prefix = Some(Arc::clone(&prefix));
     let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
         Some(name) => table.model(name).and_then(|found| found.route.adapter),
         None => model.route.adapter,

@@ -18,7 +18,7 @@ use super::trace::{RequestTrace, StepKind};
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
 use sluice_core::meter::StreamStats;
-use sluice_core::openai::{Route, ShedReason};
+use sluice_core::openai::{PromptPrefix, Route, ShedReason};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -189,6 +189,8 @@ pub struct Record {
     pub backend_ttft: Option<Duration>,
     /// Prompt tokens that the engine was expected to have in its prefix cache.
     pub expected_cached: u64,
+    /// Hashes of the beginnings of its prompt, if it was read. Records have them behind a secret key.
+    pub prefix: Option<Arc<PromptPrefix>>,
     /// Sequences that it takes: prompts or inputs times `n`.
     pub sequences: u32,
     /// Whether every objective of its pool was met; `None` without objectives.
@@ -313,6 +315,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             stats: None,
             backend_ttft: None,
             expected_cached: 0,
+            prefix: None,
             sequences: 1,
             slo_met: None,
         };

@@ -29,6 +29,7 @@ use parking_lot::{Condvar, Mutex};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::line::line;
+use super::salt::Salt;
 use crate::config::{AccessLog, LogTarget};
 use crate::flow::Record;
 
@@ -49,19 +50,29 @@ const FILE_MODE: u32 = 0o640;
 #[derive(Debug, thiserror::Error)]
 pub enum AccessLogError {
     /// The file cannot be opened for appending.
-    #[error("cannot open the access log {}: {source}; check access_log.path and who may write there", path.display())]
+    #[error("cannot open the {what} {}: {source}; check its path in the configuration and who may write there", path.display())]
     Open {
+        /// The access log or the records.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// Why not.
         source: io::Error,
     },
     /// The thread cannot be started.
-    #[error("cannot start the access log's thread: {0}; check the limit on processes (ulimit -u)")]
-    Thread(io::Error),
+    #[error("cannot start the thread that writes the {what}: {source}; check the limit on processes (ulimit -u)")]
+    Thread {
+        /// The access log or the records.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
 }
 
-/// The access log. A clone is the same log.
+/// The name of the access log in messages.
+const ACCESS_LOG: &str = "access log";
+
+/// The access log, or the records. A clone is the same log.
 #[derive(Clone)]
 pub struct AccessLogWriter {
     running: Arc<Running>,
@@ -76,6 +87,8 @@ impl std::fmt::Debug for AccessLogWriter {
 struct Running {
     shared: Arc<Shared>,
     sample: Sample,
+    /// Lines are records, with hashes of prompts.
+    salt: Option<Salt>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -109,28 +122,36 @@ impl AccessLogWriter {
     pub fn open(config: &AccessLog) -> Result<Self, AccessLogError> {
         let output: Box<dyn Output> = match &config.path {
             LogTarget::Stderr => Box::new(Stderr),
-            LogTarget::File(path) => {
-                Box::new(Appended::open(path).map_err(|source| AccessLogError::Open { path: path.clone(), source })?)
-            }
+            LogTarget::File(path) => Box::new(Appended::open(path).map_err(|source| AccessLogError::Open {
+                what: ACCESS_LOG,
+                path: path.clone(),
+                source,
+            })?),
         };
-        Self::with(output, config.sample)
+        Self::with(output, ACCESS_LOG, config.sample, None)
     }
 
-    pub(super) fn with(output: Box<dyn Output>, sample: f64) -> Result<Self, AccessLogError> {
+    /// Writes lines to `output`. `what` it is, for messages; with `salt` its lines are records.
+    pub(super) fn with(
+        output: Box<dyn Output>,
+        what: &'static str,
+        sample: f64,
+        salt: Option<Salt>,
+    ) -> Result<Self, AccessLogError> {
         let state = Mutex::new(State::default());
         let shared = Arc::new(Shared { state, wake: Condvar::new(), idle: Condvar::new(), dropped: AtomicU64::new(0) });
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
-            .name("access-log".to_owned())
-            .spawn(move || writer.run(output))
-            .map_err(AccessLogError::Thread)?;
-        Ok(Self { running: Arc::new(Running { shared, sample: Sample::new(sample), thread: Some(thread) }) })
+            .name(what.replace(' ', "-"))
+            .spawn(move || writer.run(output, what))
+            .map_err(|source| AccessLogError::Thread { what, source })?;
+        Ok(Self { running: Arc::new(Running { shared, sample: Sample::new(sample), salt, thread: Some(thread) }) })
     }
 
     /// Takes the line of a request that is over now, if it is in the sample.
     pub(super) fn write(&self, record: &Record) {
         if self.running.sample.takes(&record.request_id) {
-            self.running.shared.append(&line(record, Timestamp::now()));
+            self.running.shared.append(&line(record, Timestamp::now(), self.running.salt.as_ref()));
         }
     }
 
@@ -188,7 +209,7 @@ impl Shared {
         }
     }
 
-    fn run(&self, mut output: Box<dyn Output>) {
+    fn run(&self, mut output: Box<dyn Output>, what: &str) {
         let mut batch = Vec::new();
         let mut failing = false;
         loop {
@@ -209,7 +230,7 @@ impl Shared {
             state.writing = true;
             drop(state);
             let written = output.write(&batch, reopen);
-            self.account(written, lines, &mut failing);
+            self.account(written, lines, &mut failing, what);
             batch.clear();
             self.state.lock().writing = false;
             self.idle.notify_all();
@@ -217,13 +238,13 @@ impl Shared {
     }
 
     /// A batch that failed counts whole, though some of it may have been written. Said once until it works again.
-    fn account(&self, written: io::Result<()>, lines: u64, failing: &mut bool) {
+    fn account(&self, written: io::Result<()>, lines: u64, failing: &mut bool, what: &str) {
         match written {
             Ok(()) => *failing = false,
             Err(error) => {
                 self.dropped.fetch_add(lines, Ordering::Relaxed);
                 if !std::mem::replace(failing, true) {
-                    tracing::warn!(%error, "the access log cannot be written; lines are dropped until it can");
+                    tracing::warn!(%error, "the {what} cannot be written; lines are dropped until then");
                 }
             }
         }
@@ -255,36 +276,46 @@ impl Output for Stderr {
 }
 
 /// A file that is appended to and found again after rotation.
-struct Appended {
+pub(super) struct Appended {
     path: PathBuf,
-    file: File,
+    pub(super) file: File,
     /// Device and inode.
     identity: (u64, u64),
     checked: Instant,
 }
 
 impl Appended {
-    fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)?;
         let metadata = file.metadata()?;
         let identity = (metadata.dev(), metadata.ino());
         Ok(Self { path: path.to_owned(), file, identity, checked: Instant::now() })
     }
 
-    fn moved(&self) -> bool {
+    /// Whether the path names another file by now, or none.
+    pub(super) fn moved(&self) -> bool {
         std::fs::metadata(&self.path).map_or(true, |now| (now.dev(), now.ino()) != self.identity)
+    }
+
+    /// Opens the path anew if it names another file by now. If it cannot be opened, the old file stays.
+    pub(super) fn follow(&mut self) -> io::Result<()> {
+        self.checked = Instant::now();
+        if self.moved() {
+            *self = Self::open(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is time to look at the path again.
+    pub(super) fn is_due(&self) -> bool {
+        self.checked.elapsed() >= ROTATION_CHECK
     }
 }
 
 impl Output for Appended {
     fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()> {
-        if reopen || self.checked.elapsed() >= ROTATION_CHECK {
-            self.checked = Instant::now();
-            if self.moved()
-                && let Ok(fresh) = Self::open(&self.path)
-            {
-                *self = fresh;
-            }
+        if reopen || self.is_due() {
+            let _ = self.follow();
         }
         self.file.write_all(lines)
     }
@@ -313,7 +344,7 @@ mod tests {
 
     fn stuck() -> (AccessLogWriter, mpsc::Receiver<usize>, mpsc::Sender<io::Result<()>>) {
         let ((taken, seen), (go, resume)) = (mpsc::channel(), mpsc::channel());
-        (AccessLogWriter::with(Box::new(Stuck { taken, resume }), 1.0).unwrap(), seen, go)
+        (AccessLogWriter::with(Box::new(Stuck { taken, resume }), ACCESS_LOG, 1.0, None).unwrap(), seen, go)
     }
 
     const SOON: Duration = Duration::from_secs(20);
@@ -324,7 +355,7 @@ mod tests {
         let record = completed(Duration::from_millis(10), Duration::from_millis(5));
         sink.write(&record);
         assert_eq!(taken.recv_timeout(SOON), Ok(1));
-        let each = line(&record, Timestamp::now()).len();
+        let each = line(&record, Timestamp::now(), None).len();
         let fit = BUFFER_BYTES / each;
         for _ in 0..fit + 10 {
             sink.write(&record);

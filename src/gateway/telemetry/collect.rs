@@ -34,10 +34,11 @@ use super::experiments::Experiments;
 use super::exposition::PoolViews;
 use super::families;
 use super::finished::{LastRequests, RequestView};
-use super::gauges::Scrape;
+use super::gauges::{Dropped, Scrape};
 use super::history::Resolution;
 use super::history_report::{self, HistoryReport};
 use super::recent::{MinuteStats, verdict};
+use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 #[cfg(feature = "otel")]
 use super::traces::Exporter;
@@ -57,6 +58,7 @@ pub struct Telemetry {
     certificates: IntGaugeVec,
     slo_targets: GaugeVec,
     access_log: Option<AccessLogWriter>,
+    records: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
     #[cfg(feature = "otel")]
     traces: Option<Exporter>,
@@ -86,11 +88,15 @@ impl std::fmt::Debug for Telemetry {
 }
 
 impl Telemetry {
-    /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log.
+    /// Telemetry of a configuration, whose gauges are read from `pools`. Opens the access log and the records.
     pub fn new(config: &Config, pools: PoolViews) -> Result<Self, TelemetryError> {
         let access_log = config.access_log.as_ref().map(AccessLogWriter::open).transpose()?;
-        #[cfg_attr(not(feature = "otel"), expect(unused_mut, reason = "traces are part of the feature"))]
         let mut telemetry = Self::with(pools, access_log);
+        if let Some(config) = &config.records {
+            let records = records::open(config)?;
+            series::register(&telemetry.registry, Dropped::new(families::RECORDS_DROPPED, records.clone()));
+            telemetry.records = Some(records);
+        }
         #[cfg(feature = "otel")]
         if let Some(tracing) = &config.tracing {
             let exporter = Exporter::start(tracing).map_err(TelemetryError::Traces)?;
@@ -124,6 +130,7 @@ impl Telemetry {
             certificates,
             slo_targets,
             access_log,
+            records: None,
             observer: OnceLock::new(),
             #[cfg(feature = "otel")]
             traces: None,
@@ -235,18 +242,18 @@ impl Telemetry {
         self.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
     }
 
-    /// Reopens the access log's file, as after a rotation. Does nothing without an access log.
+    /// Reopens the files of the access log and of the records, as after a rotation. Does nothing without them.
     pub fn reopen(&self) {
-        if let Some(access_log) = &self.access_log {
-            access_log.reopen();
+        for lines in self.lines() {
+            lines.reopen();
         }
     }
 
-    /// Writes what the access log still holds, sends the traces that are queued, and waits for both. Blocks for as long as the
-    /// disk and the collector do, at most 5 s each.
+    /// Writes what the access log and the records still hold, sends the traces that are queued, and waits for all of it. Blocks
+    /// for as long as the disk and the collector do, at most 5 s each.
     pub fn flush(&self) {
-        if let Some(access_log) = &self.access_log {
-            access_log.flush();
+        for lines in self.lines() {
+            lines.flush();
         }
         #[cfg(feature = "otel")]
         if let Some(traces) = &self.traces {
@@ -287,13 +294,18 @@ impl Telemetry {
         if let Some(observe) = self.observer.get() {
             observe(record);
         }
-        if let Some(access_log) = &self.access_log {
-            access_log.write(record);
+        for lines in self.lines() {
+            lines.write(record);
         }
         #[cfg(feature = "otel")]
         if let Some(traces) = &self.traces {
             traces.take(record);
         }
+    }
+
+    /// The access log and the records, as far as there are any.
+    fn lines(&self) -> impl Iterator<Item = &AccessLogWriter> {
+        self.access_log.iter().chain(&self.records)
     }
 
     fn count(&self, record: &Record) {

@@ -195,6 +195,8 @@ families! {
         "When a certificate that the gateway shows ends (the earliest of its chain), seconds since 1970; as last loaded";
     ACCESS_LOG_DROPPED: "sluice_access_log_dropped_total" MetricKind::Counter, &[],
         "Access log lines dropped because they could not be written, or not fast enough";
+    RECORDS_DROPPED: "sluice_records_dropped_total" MetricKind::Counter, &[],
+        "Records of requests dropped because they could not be written, or not fast enough; absent without records";
     TRACES: "sluice_traces_total" MetricKind::Counter, &["result"],
         "Traces of sampled requests: sent to the collector, failed (it refused, or did not answer in time), or dropped because \
          tracing.queue was full; absent without tracing";

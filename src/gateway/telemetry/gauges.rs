@@ -6,6 +6,7 @@
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, Metric, MetricFamily, MetricType};
 
+use super::access_log::AccessLogWriter;
 use super::exposition::{PoolViews, describe, family_of, pairs};
 use super::families::{self, Family};
 use super::process;
@@ -163,5 +164,29 @@ impl Collector for Scrape {
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.pages().into_iter().flatten().collect()
+    }
+}
+
+/// How many lines a log has dropped.
+pub(super) struct Dropped {
+    family: Family,
+    log: AccessLogWriter,
+    desc: Desc,
+}
+
+impl Dropped {
+    pub(super) fn new(family: Family, log: AccessLogWriter) -> Self {
+        Self { desc: describe(&family), family, log }
+    }
+}
+
+impl Collector for Dropped {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let dropped = counter(&self.family, self.log.dropped() as f64);
+        family_of(&self.family, MetricType::COUNTER, vec![dropped]).into_iter().collect()
     }
 }

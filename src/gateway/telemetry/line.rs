@@ -5,24 +5,30 @@
 //! milliseconds with three decimals, `time` is when the request was over, RFC 3339 in UTC. The prompt, the
 //! answer and the API key are never in it; `key` is the key's name.
 //!
-//! Keys are never renamed or removed, because users have queries on them.
+//! Keys are never renamed or removed, because users have queries on them. A line of `[records]` is the same without some keys and
+//! with others (`Line::into_record`); `version` says how to read its hashes.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::salt::Salt;
 use crate::experiment::CopyOutcome;
 use crate::flow::Record;
 use sluice_core::openai::Route;
+use sluice_core::openai::prefix::RECORD_VERSION;
 
 /// Initial capacity of a line. Usual lines have 450 to 650 bytes.
 const LINE_BYTES: usize = 768;
 
 #[derive(Serialize)]
 struct Line<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<u32>,
     time: String,
-    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     upstream_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,15 +88,40 @@ struct Line<'a> {
     retries: Vec<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slo_met: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_bytes: Option<usize>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prefix: Vec<String>,
 }
 
-/// The line of a request that was over at `time`, with its line feed.
-pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
+impl Line<'_> {
+    /// As a record: with hashes of the prompt, without what the client wrote (ids, paths and names of models that do not exist)
+    /// and what says which client it was (its key; ids by which its access log and traces are found).
+    fn into_record(self, record: &Record, salt: &Salt) -> Self {
+        let prefix = record.prefix.as_ref();
+        Self {
+            version: Some(RECORD_VERSION),
+            request_id: None,
+            upstream_id: None,
+            trace_id: None,
+            path: None,
+            key: None,
+            refused_model: None,
+            prompt_bytes: prefix.map(|prefix| prefix.bytes),
+            prefix: prefix.map(|prefix| salt.hashes(prefix)).unwrap_or_default(),
+            ..self
+        }
+    }
+}
+
+/// The line of a request that was over at `time`, with its line feed; with `salt`, its record.
+pub(super) fn line(record: &Record, time: Timestamp, salt: Option<&Salt>) -> Vec<u8> {
     let stats = record.stats.as_ref();
     let usage = stats.map(|stats| stats.usage).unwrap_or_default();
     let line = Line {
+        version: None,
         time: format!("{time:.3}"),
-        request_id: &record.request_id,
+        request_id: Some(&record.request_id),
         upstream_id: Some(&*record.upstream_id).filter(|id| **id != *record.request_id),
         trace_id: record.trace.as_ref().map(|trace| format!("{:032x}", trace.id())),
         route: record.route.map(Route::label),
@@ -123,6 +154,12 @@ pub(super) fn line(record: &Record, time: Timestamp) -> Vec<u8> {
         detail: record.outcome.detail(),
         retries: record.retries.iter().map(|reason| reason.label()).collect(),
         slo_met: record.slo_met,
+        prompt_bytes: None,
+        prefix: Vec::new(),
+    };
+    let line = match salt {
+        Some(salt) => line.into_record(record, salt),
+        None => line,
     };
     let mut text = Vec::with_capacity(LINE_BYTES);
     // Cannot fail: no map keys, no foreign Serialize, and a Vec takes every byte.

@@ -2,8 +2,8 @@
 //!
 //! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
 //! last minute for `sluice status` · [`history`] has the last hour and [`finished`] the last requests for the live page ·
-//! [`access_log`] writes one JSON line per sampled request · `traces` sends spans to a collector · [`log`] configures the
-//! gateway's own log.
+//! [`access_log`] writes one JSON line per sampled request, `records` those that are replayed · `traces` sends spans to a
+//! collector · [`log`] configures the gateway's own log.
 //!
 //! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
 //! lock that is held across I/O; when the access log cannot keep up, lines are dropped and counted. What admission
@@ -28,7 +28,9 @@ mod tuner;
 mod engines;
 #[cfg(feature = "otel")]
 mod traces;
+mod salt;
 mod line;
+mod records;
 mod process;
 mod series;
 

@@ -48,6 +48,7 @@ pub fn record(outcome: Outcome) -> Record {
         stats: None,
         backend_ttft: None,
         expected_cached: 0,
+        prefix: None,
         sequences: 1,
         slo_met: None,
     }

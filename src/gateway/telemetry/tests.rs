@@ -194,7 +194,7 @@ fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
         Record { copy: Some(CopyOutcome::Completed), ..completed(Duration::from_millis(30), Duration::from_millis(6)) };
     telemetry.record(&copy);
     assert_eq!(stable(&telemetry.page()), before);
-    let line = String::from_utf8(line(&copy, Timestamp::UNIX_EPOCH)).unwrap();
+    let line = String::from_utf8(line(&copy, Timestamp::UNIX_EPOCH, None)).unwrap();
     assert!(line.contains("\"copy\":\"completed\""), "{line}");
 }
 
@@ -208,8 +208,9 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
     telemetry.show_engines(vec!["serve"], || vec![EngineMetrics { started: Some(1.0), ..engine() }]);
     let page = telemetry.page();
-    // `traces/tests.rs` has the families of traces, which are absent without a collector.
-    for family in families::ALL.iter().filter(|family| !family.name.starts_with("sluice_trace")) {
+    // What is absent without a collector, in `traces/tests.rs`; and without records.
+    let is_absent = |name: &str| name.starts_with("sluice_trace") || name.starts_with("sluice_records");
+    for family in families::ALL.iter().filter(|family| !is_absent(family.name)) {
         let kind = match family.kind {
             MetricKind::Counter => "counter",
             MetricKind::Gauge => "gauge",
@@ -375,6 +376,6 @@ fn the_access_log_line_of_a_completed_stream() {
         ..completed(Duration::from_micros(30_123), Duration::from_micros(6_500))
     };
     let mixed = mixed();
-    let lines = [&retried, &mixed[5], &mixed[8], &mixed[10]].map(|record| line(record, time)).concat();
+    let lines = [&retried, &mixed[5], &mixed[8], &mixed[10]].map(|record| line(record, time, None)).concat();
     insta::assert_snapshot!(String::from_utf8(lines).unwrap());
 }

@@ -63,6 +63,16 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
+/// Random bytes that cannot be guessed.
+///
+/// # Errors
+/// The system gives none.
+pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    let filled = provider().secure_random.fill(&mut bytes);
+    filled.map(|()| bytes).map_err(|_| std::io::Error::other("the system has no random numbers"))
+}
+
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]

@@ -24,22 +24,22 @@ pub fn page(title: &str, report: &Report, goal: &Goal) -> String {
             .collect::<Vec<_>>()
             .join(". "),
         rows: std::iter::once(head).chain(rows).collect(),
-        dots: Vec::new(),
+        ..Section::default()
     }];
     sections.push(Section {
         title: "Settings".to_owned(),
         note: "The best first. Engines are simulated; values of the search are noisy, and the answer above is from loads of its own."
             .to_owned(),
         rows: table::rows(report, goal),
-        dots: Vec::new(),
+        ..Section::default()
     });
     sections.push(Section {
         title: "Responses".to_owned(),
         note: "One dot for each setting: the value of the objective over a dimension.".to_owned(),
-        rows: Vec::new(),
         dots: responses(report, goal),
+        ..Section::default()
     });
-    page_of(title, &sections)
+    page_of("sluice tune", title, &[], &sections)
 }
 
 fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
@@ -57,7 +57,7 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
             own.filter_map(point).collect::<Vec<_>>()
         };
         let series = vec![("measured".to_owned(), points(true)), ("not better".to_owned(), points(false))];
-        Dots { title: key.clone(), x: key.clone(), y: goal.label(), series }
+        Dots { title: key.clone(), x: key.clone(), y: goal.label(), series, ..Dots::default() }
     };
     keys.into_iter().map(of_key).collect()
 }

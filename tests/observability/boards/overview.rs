@@ -159,6 +159,7 @@ fn gateway() -> Vec<Panel> {
             vec![
                 adds(increase(" by (result)", "sluice_config_reloads_total"), "reload {{result}}"),
                 adds(increase("", "sluice_access_log_dropped_total"), "access log lines lost"),
+                adds(increase("", "sluice_records_dropped_total"), "records lost").or_empty("no records are written"),
                 adds(increase(" by (result)", "sluice_traces_total"), "traces {{result}}").or_empty(NO_TRACES),
                 adds(increase("", "sluice_trace_spans_rejected_total"), "spans rejected").or_empty(NO_TRACES),
             ],

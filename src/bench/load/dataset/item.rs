@@ -46,6 +46,19 @@ pub enum ItemPrompt {
     },
 }
 
+impl ItemPrompt {
+    /// Sets the length of a block, tokens. Blocks that would be longer than the prompt are left out.
+    pub(super) fn set_block(&mut self, length: u32) {
+        if let Self::Made { tokens, blocks, block } = self {
+            *block = length.max(1);
+            let fit = (*tokens / *block) as usize;
+            if blocks.len() > fit {
+                *blocks = blocks[..fit].into();
+            }
+        }
+    }
+}
+
 /// The requests of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Items {

@@ -8,7 +8,7 @@
 //! | `azure` | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, times |
 //! | `mooncake` | JSON lines, `timestamp` in ms, blocks of 512 tokens | lengths, times, shared prefixes |
 //! | `timed_trace` | the same with configurable units, blocks and key names | lengths, times, shared prefixes |
-//! | `access_log` | the gateway's access log | lengths, times, adapters |
+//! | `access_log` | the gateway's access log, or its records | lengths, times, adapters; of records, shared prefixes |
 //!
 //! Traces hold the lengths of prompts, not their text, so prompts are generated. If a trace names the blocks of a prompt,
 //! blocks with equal names get equal tokens: prefixes are shared as in the recorded traffic. Times are seconds from the

@@ -114,6 +114,52 @@ fn an_access_log_is_replayed() {
 }
 
 #[test]
+fn records_share_prefixes_as_the_requests_did() {
+    let line = |second: u32, tokens: u32, hashes: &str| {
+        format!(
+            "{{\"time\":\"2026-01-02T03:04:{second:02}Z\",\"total_ms\":1.0,\"route\":\"completions\",\"home\":\"p\",\
+             \"prompt_tokens\":{tokens},\"completion_tokens\":2,\"prompt_bytes\":{},\"prefix\":[{hashes}]}}\n",
+            4 * tokens
+        )
+    };
+    let text =
+        line(1, 400, r#""0a","0b","0c""#) + &line(2, 300, r#""0a","0b""#) + &line(3, 130, r#""0a""#) + &line(4, 9, "");
+    let items = read(&text, &DatasetFormat::AccessLog).unwrap();
+    let names = |at: usize| match &items.list[at].prompt {
+        ItemPrompt::Made { blocks, block: 128, .. } => blocks.to_vec(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!([0, 1, 2, 3].map(|at| names(at).len()), [3, 2, 1, 0]);
+    assert!(names(0).starts_with(&names(1)) && names(1).starts_with(&names(2)));
+    let other = read(&line(1, 400, r#""0a","1b""#), &DatasetFormat::AccessLog).unwrap();
+    let ItemPrompt::Made { blocks, .. } = &other.list[0].prompt else { panic!() };
+    assert!(blocks[0] == names(0)[0] && blocks[1] != names(0)[1]);
+}
+
+#[test]
+fn copies_and_a_line_that_was_cut_off_are_left_out_and_other_versions_refused() {
+    let line = |second: u32, rest: &str| {
+        format!(
+            "{{\"version\":1,\"time\":\"2026-01-02T03:04:{second:02}Z\",\"total_ms\":1.0,\"route\":\"completions\",\
+             \"prompt_tokens\":9,\"completion_tokens\":2{rest}}}\n"
+        )
+    };
+    let text = line(10, "") + &line(11, r#","copy":"completed""#) + &line(12, "");
+    let items = read(&(text.clone() + &line(13, "")[..40]), &DatasetFormat::AccessLog).unwrap();
+    assert_eq!(items.times().unwrap(), [0.0, 2.0]);
+    let notes = ["1 line was cut off at the end of the file and is left out", "1 copies for shadow arms are left out"];
+    assert_eq!(items.notes, notes);
+    let mixed = text + &line(13, "").replace("\"version\":1", "\"version\":2");
+    refused(&mixed, &DatasetFormat::AccessLog, "line 4: a record of version 2, and this sluice reads 1");
+    refused(
+        "{\"a\":1}\n",
+        &DatasetFormat::AccessLog,
+        "no column 'time' (it has a, line 1); give the gateway's records",
+    );
+    refused("{\"time\":", &DatasetFormat::AccessLog, "line 1: not JSON");
+}
+
+#[test]
 fn errors_name_the_place_and_what_to_do() {
     refused(
         "Timestamp,Model,Response tokens\n",

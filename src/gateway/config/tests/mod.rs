@@ -21,7 +21,9 @@ fn environment(name: &str) -> Option<String> {
     match name {
         "DIGEST" | "TEAM_A_KEY_SHA256" => Some(format!("{DIGEST}\n")),
         "BATCH_KEY_SHA256" => Some("ab".repeat(32)),
-        "TOKEN" | "OTLP_AUTHORIZATION" | "SLUICE_ADMIN_TOKEN" | "GPU0_API_KEY" => Some("letmein".to_owned()),
+        "TOKEN" | "OTLP_AUTHORIZATION" | "RECORDS_SALT" | "SLUICE_ADMIN_TOKEN" | "GPU0_API_KEY" => {
+            Some("letmein".to_owned())
+        }
         "EMPTY" => Some(String::new()),
         "TWO_LINES" => Some("one\ntwo".to_owned()),
         _ => None,

@@ -1,0 +1,127 @@
+//! The sections of a report: the traffic, latencies by class and pool, by length and by hour, and the causes.
+//!
+//! Bounds: a row for each class in each pool, for each length and for each hour that had requests; plots of [`PLOTTED`] classes.
+
+use std::collections::BTreeMap;
+
+use super::table::{HOUR, clock, count, e2el, head, hour, latencies, met, percent, quantile, queue, ttft};
+use super::{Entry, Group, LENGTHS, causes, group};
+use crate::report::sections::{Dots, Section};
+
+/// Classes in a plot, those with the most requests.
+const PLOTTED: usize = 4;
+
+/// The sections about records in the order of their arrival.
+pub fn sections(entries: &[Entry]) -> Vec<Section> {
+    let classes = group(entries, |entry| entry.class.to_string());
+    vec![
+        volume(entries),
+        by_class(entries),
+        causes::ttft_parts(&classes),
+        by_hour(entries, &classes),
+        by_length(entries),
+        causes::slow(entries),
+        causes::failures(entries),
+    ]
+}
+
+fn volume(entries: &[Entry]) -> Section {
+    let all: Vec<&Entry> = entries.iter().collect();
+    let sum = |of: fn(&Entry) -> u64| entries.iter().map(of).sum::<u64>();
+    let of = |is: fn(&Entry) -> bool| count(&all, is).to_string();
+    let (prompt, cached, output) = (sum(|entry| entry.prompt), sum(|entry| entry.cached), sum(|entry| entry.output));
+    let tiles = [
+        (entries.len().to_string(), "requests", "that generate text".to_owned()),
+        (of(Entry::is_completed), "completed", String::new()),
+        (of(Entry::is_shed), "shed", "for want of room".to_owned()),
+        (of(Entry::is_broken), "failed", "an engine broke, or too late".to_owned()),
+        (of(|entry| &*entry.outcome == "client_gone"), "left", "by the client".to_owned()),
+        (of(|entry| &*entry.outcome == "refused"), "refused", "the client's fault".to_owned()),
+        (met(&all), "met objectives", "of requests with objectives".to_owned()),
+        (tokens(prompt), "prompt tokens", format!("{} from prefix caches", percent(cached as f64, prompt as f64))),
+        (tokens(output), "output tokens", String::new()),
+    ];
+    Section { title: "The traffic".to_owned(), tiles: tiles.into(), ..Section::default() }
+}
+
+/// A number of tokens with three digits.
+fn tokens(count: u64) -> String {
+    match count as f64 {
+        count if count >= 1e9 => format!("{:.2} G", count / 1e9),
+        count if count >= 1e6 => format!("{:.1} M", count / 1e6),
+        count if count >= 1e4 => format!("{:.0} k", count / 1e3),
+        _ => count.to_string(),
+    }
+}
+
+fn by_class(entries: &[Entry]) -> Section {
+    let groups = group(entries, |entry| (entry.class.to_string(), entry.pool.to_string()));
+    let rows = groups.iter().map(|((class, pool), entries)| latencies(&[class, pool], entries));
+    let note = "A class is the home pool of a request, by the length of its prompt; the pool is where it ran. Milliseconds; TPOT and \
+                E2EL of completed requests.";
+    Section {
+        title: "By class and pool".to_owned(),
+        note: note.to_owned(),
+        rows: std::iter::once(head(&["class", "pool"])).chain(rows).collect(),
+        ..Section::default()
+    }
+}
+
+fn by_length(entries: &[Entry]) -> Section {
+    let groups = group(entries, |entry| (entry.length(), entry.pool.to_string()));
+    let mut rows = vec![head(&["prompt tokens", "pool"])];
+    for (_, length) in LENGTHS {
+        let of_length = groups.iter().filter(|((name, _), _)| *name == length);
+        rows.extend(of_length.map(|((_, pool), entries)| latencies(&[length, pool], entries)));
+    }
+    Section {
+        title: "By length of the prompt".to_owned(),
+        note: "As the engine counted it, or as estimated. Milliseconds.".to_owned(),
+        rows,
+        ..Section::default()
+    }
+}
+
+/// The hour with the longest P99 of TTFT, or of E2EL where nothing is streamed, and that P99.
+pub(super) fn slowest_hour(entries: &[Entry]) -> Option<(i64, f64)> {
+    let p99 = |entries: &Group<'_>| quantile(entries, 0.99, Entry::latency);
+    let hours = group(entries, hour);
+    let all = hours.iter().filter_map(|(hour, entries)| Some((*hour, p99(entries)?)));
+    all.max_by(|one, other| one.1.total_cmp(&other.1))
+}
+
+fn by_hour(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section {
+    let slowest = slowest_hour(entries).map(|(hour, _)| hour);
+    let hours = group(entries, hour);
+    let rows = hours.iter().map(|(hour, entries)| {
+        let name = clock(*hour as f64 * HOUR)[..16].to_owned();
+        let mark = if Some(*hour) == slowest && hours.len() > 1 { "slowest" } else { "" };
+        latencies(&[&name, mark], entries)
+    });
+    let midnight = hours.keys().next().map_or(0, |first| first.div_euclid(24) * 24);
+    let mut plotted: Vec<_> = classes.iter().collect();
+    plotted.sort_by_key(|(_, entries)| std::cmp::Reverse(entries.len()));
+    plotted.truncate(PLOTTED);
+    let course = |title: &str, y: &str, of: &dyn Fn(&[&Entry]) -> Option<f64>| {
+        let points = |entries: &Group<'_>| {
+            let hours = group(entries.iter().copied(), hour);
+            hours.iter().filter_map(|(hour, entries)| Some(((hour - midnight) as f64, of(entries)?))).collect()
+        };
+        let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
+        let x = "hour since midnight of the first day, UTC".to_owned();
+        Dots { title: title.to_owned(), x, y: y.to_owned(), series, connected: true }
+    };
+    let dots = vec![
+        course("Requests", "per hour", &|entries| Some(entries.len() as f64)),
+        course("TTFT P99", "ms", &|entries| ttft(entries, 0.99)),
+        course("Queue P99", "ms", &|entries| queue(entries, 0.99)),
+        course("E2EL P99", "ms", &|entries| e2el(entries, 0.99)),
+    ];
+    Section {
+        title: "By hour".to_owned(),
+        note: "Hours in which requests arrived, UTC. Milliseconds.".to_owned(),
+        rows: std::iter::once(head(&["hour", ""])).chain(rows).collect(),
+        dots: if hours.len() > 1 { dots } else { Vec::new() },
+        ..Section::default()
+    }
+}

@@ -1,0 +1,120 @@
+//! Records of requests: lines that hold nothing a client wrote, in files that are rotated and bounded.
+//!
+//! Writing is that of the access log: the path of a request never waits, and records that cannot be written are dropped,
+//! counted and said once. A line is written whole or not at all, and is in one file: batches are of whole lines, a batch of which
+//! only a part fits on the disk is cut off again, and a file that ends in the middle of a line (the machine stopped) is
+//! closed before more is written. Several gateways may write to one path; each notices when another has renamed the file.
+//!
+//! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be renamed, records are dropped.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
+use super::access_log::{AccessLogError, AccessLogWriter, Appended, Output};
+use super::salt::Salt;
+use crate::config::Records;
+
+/// The name of records in messages.
+const RECORDS: &str = "file of records";
+
+/// Opens the records that the configuration asks for.
+pub(super) fn open(config: &Records) -> Result<AccessLogWriter, AccessLogError> {
+    let failed = |source| AccessLogError::Open { what: RECORDS, path: config.path.clone(), source };
+    let salt = Salt::new(config).map_err(failed)?;
+    let files = RotatedFile::open(config).map_err(failed)?;
+    AccessLogWriter::with(Box::new(files), RECORDS, config.sample, Some(salt))
+}
+
+/// A file that is renamed when it is full.
+struct RotatedFile {
+    path: PathBuf,
+    max_size: u64,
+    /// Full files that are kept.
+    kept: u32,
+    current: Appended,
+    /// The file ends in the middle of a line.
+    is_torn: bool,
+}
+
+impl RotatedFile {
+    /// Opens the file, which may have records of an earlier start.
+    fn open(config: &Records) -> io::Result<Self> {
+        let Records { path, max_size, files, .. } = config;
+        let current = Appended::open(path)?;
+        let is_torn = is_torn(&File::open(path)?)?;
+        Ok(Self { path: path.clone(), max_size: max_size.0, kept: *files, current, is_torn })
+    }
+
+    /// The name of a full file; 1 is the youngest, 0 the one that is written.
+    fn name(&self, number: u32) -> PathBuf {
+        if number == 0 {
+            return self.path.clone();
+        }
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{number}"));
+        name.into()
+    }
+
+    /// Makes room for a new file. Files move up to the first name that is free, so that a rotation that failed half-way is
+    /// continued and removes nothing twice; those beyond the last name are of a configuration that kept more.
+    fn rotate(&self) -> io::Result<()> {
+        for number in self.kept + 1.. {
+            if !remove(self.name(number))? {
+                break;
+            }
+        }
+        if self.kept == 0 {
+            remove(self.name(0))?;
+            return Ok(());
+        }
+        let free = (1..=self.kept).find(|number| !self.name(*number).exists()).unwrap_or(self.kept);
+        (0..free).rev().try_for_each(|number| fs::rename(self.name(number), self.name(number + 1)))
+    }
+
+    /// Appends whole lines, or none.
+    fn append(&mut self, lines: &[u8], size: u64) -> io::Result<()> {
+        self.current.file.write_all(lines).inspect_err(|_| self.is_torn = self.current.file.set_len(size).is_err())
+    }
+}
+
+impl Output for RotatedFile {
+    fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()> {
+        if reopen || self.current.is_due() {
+            self.current.follow()?;
+        }
+        let mut size = self.current.file.metadata()?.len();
+        if self.is_torn || (size > 0 && size + lines.len() as u64 > self.max_size) {
+            // Unless it was renamed already: by another gateway, or before it could not be opened anew.
+            if !self.current.moved() {
+                self.rotate()?;
+            }
+            self.current.follow()?;
+            self.is_torn = false;
+            size = self.current.file.metadata()?.len();
+        }
+        self.append(lines, size)
+    }
+}
+
+/// Removes a file; whether there was one.
+fn remove(path: PathBuf) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
+    }
+}
+
+/// Whether a file ends in the middle of a line.
+fn is_torn(file: &File) -> io::Result<bool> {
+    let size = file.metadata()?.len();
+    let mut last = [b'\n'];
+    if size > 0 {
+        file.read_exact_at(&mut last, size - 1)?;
+    }
+    Ok(last != [b'\n'])
+}
+
+#[cfg(test)]
+mod tests;

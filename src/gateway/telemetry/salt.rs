@@ -1,0 +1,47 @@
+//! The key of the hashes by which records recognise prompts.
+//!
+//! Prompts are recognised by hashes of their beginnings ([`PromptPrefix`]), so that a replay shares prefixes as the requests
+//! did. Those hashes are of the text and could be guessed by trying texts, so a record has the first 64 bits of
+//! SHA-256 of each behind a secret key: without the key, or with another one, they say nothing. About 0.2 us each, and 20 of them
+//! for a prompt of 16 kB.
+
+use std::fmt::Write as _;
+use std::io;
+
+use sha2::{Digest, Sha256};
+
+use crate::config::Records;
+use sluice_core::openai::PromptPrefix;
+
+/// Bytes of a hash that a record has.
+const HASH_BYTES: usize = 8;
+
+/// The key of the hashes.
+#[derive(Clone)]
+pub(super) struct Salt(Sha256);
+
+impl Salt {
+    pub(super) fn new(config: &Records) -> io::Result<Self> {
+        Ok(Self::of(match &config.salt {
+            Some(secret) => Sha256::digest(secret.expose()).into(),
+            None => crate::tls::random()?,
+        }))
+    }
+
+    pub(super) fn of(key: [u8; 32]) -> Self {
+        Self(Sha256::new_with_prefix(key))
+    }
+
+    /// The beginnings of a prompt as they stand in a record: 16 hex digits each.
+    pub(super) fn hashes(&self, prefix: &PromptPrefix) -> Vec<String> {
+        let hash = |hash: u64| {
+            let digest = self.0.clone().chain_update(hash.to_le_bytes()).finalize();
+            digest[..HASH_BYTES].iter().fold(String::with_capacity(2 * HASH_BYTES), |mut text, byte| {
+                // Writing to a String cannot fail.
+                let _ = write!(text, "{byte:02x}");
+                text
+            })
+        };
+        prefix.beginnings.iter().map(|beginning| hash(beginning.hash)).collect()
+    }
+}
