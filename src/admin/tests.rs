@@ -282,8 +282,14 @@ async fn draining_and_enabling_show_in_the_status() {
     let _: serde_json::Value = client.post("/admin/backends/short/gpu0/enable").await.unwrap();
     assert_eq!(state().await, "ready");
     for (path, message) in [
-        ("/admin/backends/short/gpu7/drain", "there is no backend 'gpu7' in pool 'short'; its backends are: gpu0"),
-        ("/admin/backends/shrot/gpu0/drain", "there is no pool 'shrot'; pools are: short, long"),
+        (
+            "/admin/backends/short/gpu7/drain",
+            "there is no backend 'gpu7' in pool 'short'; its backends are: gpu0 (sluice explain no_such_backend)",
+        ),
+        (
+            "/admin/backends/shrot/gpu0/drain",
+            "there is no pool 'shrot'; pools are: short, long (sluice explain no_such_backend)",
+        ),
     ] {
         let refused = client.post::<serde_json::Value>(path).await.unwrap_err();
         assert_eq!(refused.to_string(), message);

@@ -9,11 +9,13 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `cells` | cells of its tables |
 //! | `histogram` | histograms of the metrics page |
 //! | `slowest` | the slowest requests |
 //! | `state` | the last samples, and what the operator has chosen |
 //! | `view` | draws it |
 
+mod cells;
 mod histogram;
 mod slowest;
 mod state;

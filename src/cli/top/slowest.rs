@@ -7,7 +7,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row, Table};
 
-use super::view::{bold, header, right};
+use super::cells::{bold, header, right};
 use crate::admin::snapshot::RequestLists;
 use crate::cli::status::ms;
 use crate::telemetry::RequestView;

@@ -9,6 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table, TableState};
 
+use super::cells::{bold, header, right};
 use super::histogram::MEASURES;
 use super::slowest;
 use super::state::State;
@@ -57,10 +58,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     frame.render_widget(Line::styled(help, Style::new().add_modifier(Modifier::DIM)), keys);
 }
 
-pub(super) fn bold(text: impl Into<String>) -> Line<'static> {
-    Line::styled(text.into(), Style::new().add_modifier(Modifier::BOLD))
-}
-
 fn headline(state: &State) -> Line<'static> {
     let Some(status) = &state.status else { return bold("sluice top") };
     let about = &status.about;
@@ -86,15 +83,6 @@ fn notice_line(state: &State, colours: bool) -> Line<'static> {
         }
         _ => Line::default(),
     }
-}
-
-pub(super) fn right(text: impl Into<String>) -> Cell<'static> {
-    Cell::from(Line::raw(text.into()).right_aligned())
-}
-
-pub(super) fn header(names: &[&'static str]) -> Row<'static> {
-    let cells = names.iter().enumerate().map(|(at, name)| if at == 0 { Cell::from(*name) } else { right(*name) });
-    Row::new(cells).style(Style::new().add_modifier(Modifier::UNDERLINED))
 }
 
 fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
