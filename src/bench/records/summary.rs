@@ -39,7 +39,7 @@ pub fn text(entries: &[Entry], worst: &Period) -> String {
         clock(worst.from),
         worst.missed,
         worst.requests,
-        millis(Some(worst.p99))
+        millis(Some(worst.p99).filter(|p99| *p99 > 0.0))
     );
     for (entry, cause) in slowest(entries, 1) {
         text += &format!(
