@@ -439,6 +439,7 @@ impl EngineTuner {
                 self.fail(now, &format!("{backend} did not start with it: {why}"), None, &mut orders);
             }
             Restarted::Blocked(why) => {
+                self.belief = format!("{backend} is not restarted yet: {why}");
                 self.restarts.pop_back();
                 if !returns {
                     change.changed.retain(|other| *other != backend);

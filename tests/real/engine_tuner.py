@@ -23,8 +23,6 @@ from tuner import Load, check
 NAMES = ("e0", "e1")
 # Missed for ten seconds, a restart, copies for 90 s, a minute to settle, comparison for two minutes or more.
 DECIDES = 1500
-# Two of them wait while each engine serves two sequences, and none once one serves four.
-CLIENTS = 6
 
 
 class Rig:
@@ -108,7 +106,7 @@ def end(rig, wanted):
 
 
 def engines_get_more_sequences_under_load_and_no_request_fails(rig):
-    rig.load = Load(rig.url, CLIENTS)
+    rig.load = Load(rig.url)
 
     def done():
         check(not of_engines(rig, "undone"), of_engines(rig, "undone"))
@@ -120,7 +118,7 @@ def engines_get_more_sequences_under_load_and_no_request_fails(rig):
 
 
 def an_engine_gets_copies_and_is_taken_back_when_an_operator_freezes_the_tuner(rig):
-    rig.load = Load(rig.url, CLIENTS)
+    rig.load = Load(rig.url)
     until("copies of requests were served", lambda: of_engines(rig, "compared"), DECIDES, every=2)
     check(sorted("max-num-seqs=4" in settings for settings in rig.settings()) == [False, True], rig.settings())
     rig.order("freeze")
