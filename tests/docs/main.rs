@@ -5,6 +5,8 @@
 //! runs on the tree, where it must find nothing, and on a bad page, where it must find something.
 
 mod commands;
+#[path = "../common/complaints.rs"]
+mod complaints;
 mod errors;
 mod kubernetes;
 mod links;
@@ -14,6 +16,7 @@ mod settings;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use complaints::{clean, one_complaint};
 use page::Page;
 
 fn root() -> PathBuf {
@@ -39,15 +42,4 @@ fn pages() -> Vec<Page> {
     paths.sort();
     assert!(paths.len() >= 18, "found only {paths:?}");
     paths.iter().map(|path| Page::parse(path, &read(path))).collect()
-}
-
-#[track_caller]
-fn clean(complaints: &[String]) {
-    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
-}
-
-#[track_caller]
-fn one_complaint(complaints: &[String], about: &str) {
-    assert_eq!(complaints.len(), 1, "{complaints:#?}");
-    assert!(complaints[0].contains(about), "{complaints:#?}");
 }

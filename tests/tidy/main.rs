@@ -10,6 +10,8 @@
 //! `excuses.toml` does not list, and on a bad snippet, where it must find something. An excuse that is no longer needed
 //! is a complaint too, so that the lists only get shorter.
 
+#[path = "../common/complaints.rs"]
+mod complaints;
 mod graph;
 mod rules;
 mod source;
@@ -18,6 +20,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::LazyLock;
 
+use complaints::{clean, one_complaint};
 use source::{Source, parse, root, rust_files};
 
 /// Exceptions to the rules, with their reasons.
@@ -52,17 +55,6 @@ static EXCUSES: LazyLock<Excuses> = LazyLock::new(|| toml::from_str(include_str!
 /// Every Rust file of the repository, by its path in it.
 fn files() -> Vec<(String, String)> {
     ["src", "tests", "benches"].iter().flat_map(|folder| rust_files(folder, "")).collect()
-}
-
-#[track_caller]
-fn clean(complaints: &[String]) {
-    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
-}
-
-#[track_caller]
-fn one_complaint(complaints: &[String], about: &str) {
-    assert_eq!(complaints.len(), 1, "{complaints:#?}");
-    assert!(complaints[0].contains(about), "{complaints:#?}");
 }
 
 #[test]
