@@ -104,8 +104,10 @@ fn a_line_that_was_cut_off_by_a_crash_stays_the_last_of_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.jsonl");
     fs::write(&path, "whole\n{\"time\":").unwrap();
-    RotatedFile::open(&config(&path, 3)).unwrap().write(b"next\n", false).unwrap();
-    assert_eq!(fs::read_to_string(&path).unwrap(), "next\n");
+    let mut files = RotatedFile::open(&config(&path, 3)).unwrap();
+    files.write(b"next\n", false).unwrap();
+    files.write(b"and on\n", false).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "next\nand on\n");
     assert_eq!(fs::read_to_string(folder.path().join("records.jsonl.1")).unwrap(), "whole\n{\"time\":");
 }
 
