@@ -14,6 +14,9 @@ use crate::forecast::{Answer, Question};
 
 /// Without a forecast: the loss from which engines that have no room are restarted, too.
 const GROSS_LOSS: f64 = 0.5;
+/// A simulation of the settings in force must show at least this share of the loss that is measured. It does not where clients
+/// wait for one response before they send the next request: they would send more if the engines served more.
+const SHOWN: f64 = 1.0 / 3.0;
 
 struct Best {
     flag: EngineFlag,
@@ -109,12 +112,15 @@ impl EngineTuner {
         self.state = State::Watching(look.now + ASK_INTERVAL);
         let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
         let Some(best) = self.best(&question, answer, need) else {
-            "no change of a flag is expected to help".clone_into(&mut self.belief);
+            self.belief = match unexplained(answer, need) {
+                Some(why) => format!("{why}, and the engines show no reason for it"),
+                None => "no change of a flag is expected to help".to_owned(),
+            };
             self.proposal = None;
             return;
         };
         let Best { flag, to, certain, forecast, why } = best;
-        let loss = answer.now.map_or(need.score.loss, |now| now.loss);
+        let loss = answer.now.filter(|_| forecast.is_some()).map_or(need.score.loss, |now| now.loss);
         let from = question.flags[&flag];
         let names = |engine: &&EngineState| engine.pool == question.pool;
         let mut backends: Vec<String> =
@@ -144,7 +150,7 @@ impl EngineTuner {
             to,
             forecast,
             // What waiting costs is part of the forecast; without one, requests must be so late that it hardly matters.
-            crowded: answer.now.is_some() || need.score.loss >= GROSS_LOSS,
+            crowded: forecast.is_some() || need.score.loss >= GROSS_LOSS,
             changed: Vec::new(),
             stage: Stage::Canary,
         };
@@ -157,7 +163,8 @@ impl EngineTuner {
 
     /// The change with the largest certain gain.
     fn best(&self, question: &Question, answer: &Answer, need: &Need) -> Option<Best> {
-        let Some(now) = answer.now else {
+        let unexplained = unexplained(answer, need);
+        let Some(now) = answer.now.filter(|_| unexplained.is_none()) else {
             let (flag, up, why) = need.advice.as_ref()?;
             let value = *question.flags.get(flag)?;
             let mut fits: Vec<f64> = question
@@ -168,7 +175,7 @@ impl EngineTuner {
                 .collect();
             fits.sort_by(|one, other| (one - value).abs().total_cmp(&(other - value).abs()));
             let certain = ASSUMED * need.score.loss;
-            let why = format!("not simulated; {why}");
+            let why = format!("{}; {why}", unexplained.as_deref().unwrap_or("not simulated"));
             return Some(Best { flag: *flag, to: *fits.first()?, certain, forecast: None, why });
         };
         let each = question.candidates.iter().zip(&answer.candidates).filter_map(|((flag, to), forecast)| {
@@ -207,4 +214,11 @@ impl EngineTuner {
             false
         })
     }
+}
+
+/// In words that the simulation does not show what is measured, if so.
+fn unexplained(answer: &Answer, need: &Need) -> Option<String> {
+    let (shown, measured) = (answer.now?.loss, need.score.loss);
+    let is_shown = shown >= SHOWN * measured;
+    (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
 }

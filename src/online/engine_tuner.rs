@@ -47,7 +47,7 @@ pub(crate) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Durati
 pub(crate) const COPIES_SERVED: u64 = 30;
 /// Copies that fail before it is taken back.
 pub(crate) const COPIES_FAILED: u64 = 3;
-/// How long requests that waited during the restart may take to be served.
+/// How long the queue may take to become as short as before the restart.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(900);
 /// When a comparison begins, requests do not count for this long.
 pub(crate) const SETTLE: Duration = Duration::from_secs(60);
@@ -135,6 +135,8 @@ pub struct EngineTuner {
     pub(crate) spent: f64,
     /// Totals when the change began, and the share of requests that missed before.
     before: ((f64, f64), f64),
+    /// Requests that waited in the queue of its pool when the change began.
+    pub(crate) waited: usize,
     pub(crate) belief: String,
     pub(crate) events: Vec<Event>,
 }
@@ -158,6 +160,7 @@ impl EngineTuner {
             lasts: RESTART,
             spent: 0.0,
             before: Default::default(),
+            waited: 0,
             belief: "nothing was observed yet".to_owned(),
             events: Vec::new(),
         }
@@ -350,6 +353,8 @@ impl EngineTuner {
     pub(crate) fn begin(&mut self, look: &Look<'_>, change: EngineChange) {
         let missed = look.needs.iter().find(|need| need.pools.contains(&change.pool));
         self.before = (look.totals, missed.map_or(0.0, |need| 1.0 - need.score.attainment));
+        let own = look.engines.iter().filter(|engine| engine.pool == change.pool);
+        self.waited = own.map(|engine| engine.waiting).max().unwrap_or_default();
         self.proposal = None;
         self.change = Some(change);
         self.note(look.now, EventKind::Tried, self.belief.clone());

@@ -79,7 +79,9 @@ impl EngineTuner {
 
     fn recover(&mut self, look: &Look<'_>, change: &EngineChange, since: Duration, orders: &mut Vec<Order>) {
         let own = || look.engines.iter().filter(|engine| engine.pool == change.pool);
-        let is_short = own().all(|engine| engine.waiting <= change.backends.len());
+        // Where clients send as much as the engines can serve, the queue is never empty.
+        let usual = self.waited.max(change.backends.len());
+        let is_short = own().all(|engine| engine.waiting <= usual);
         if is_short {
             if let Some(change) = &mut self.change {
                 change.stage = Stage::Compared;

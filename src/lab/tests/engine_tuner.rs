@@ -45,7 +45,7 @@ fn engines_with_too_few_sequences_get_more_one_after_the_other() {
 fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
     let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
     let candidates = vec![Some(of(0.01)); question.candidates.len()];
-    Answer { now: Some(of(0.3)), absence: Some(0.0), candidates }
+    Answer { now: Some(of(1.0)), absence: Some(0.0), candidates }
 }
 
 #[test]

@@ -1,213 +1,18 @@
 //! The slow layer against a model of a pool: what it changes, when it stops, and that engines end as they were or all alike.
 
+mod deployment;
+
 use std::time::Duration;
 
 use crate::arms::Arms;
 use crate::change::Stage;
-use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
+use crate::engine_look::{EngineRules, Look, Need, Restarted};
 use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, EngineTuner, SavedEngines};
 use crate::event::{Acting, EventKind};
-use crate::flags::{EngineFlag, Flags};
-use crate::forecast::{Answer, Forecast, Question};
 use crate::window::Score;
 use sluice_core::base::Rng;
 
-const SECOND: Duration = Duration::from_secs(1);
-const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
-/// What every engine has at first.
-const BEFORE: f64 = 8.0;
-/// How long a restart takes.
-const RESTART: Duration = Duration::from_secs(60);
-
-/// Engines whose requests miss with a probability that depends on their flag.
-struct Deployment {
-    tuner: EngineTuner,
-    engines: Vec<EngineState>,
-    arms: Arms,
-    now: Duration,
-    rng: Rng,
-    totals: (f64, f64),
-    acting: Acting,
-    stands_back: Option<&'static str>,
-    waits: Option<&'static str>,
-    /// The probability to miss, and to fail, of a request on an engine with that value.
-    fares: fn(f64) -> (f64, f64),
-    forecast: fn(f64) -> f64,
-    /// What comes of a restart with that value.
-    restarts: fn(f64) -> Restarted,
-    /// The end of a restart, its engine and the value.
-    under_way: Option<(Duration, usize, f64)>,
-    answer_due: Option<Question>,
-    events: Vec<(EventKind, String)>,
-    begun: Vec<Duration>,
-}
-
-fn helps(value: f64) -> (f64, f64) {
-    (if value <= BEFORE { 0.5 } else { 0.05 }, 0.0)
-}
-
-fn rules() -> EngineRules {
-    EngineRules {
-        flags: vec![FLAG],
-        missed_for: Duration::from_secs(60),
-        restarts_per_hour: 12,
-        cool_down: Duration::from_secs(600),
-        error_budget: 0.05,
-    }
-}
-
-impl Deployment {
-    fn new(count: usize, fares: fn(f64) -> (f64, f64)) -> Self {
-        let engine = |index: usize| EngineState {
-            pool: "all".to_owned(),
-            backend: format!("e{index}"),
-            flags: Some(Flags::from([(FLAG, BEFORE)])),
-            serves: true,
-            waiting: 0,
-        };
-        Self {
-            tuner: EngineTuner::new(rules()),
-            engines: (0..count).map(engine).collect(),
-            arms: Arms::default(),
-            now: Duration::ZERO,
-            rng: Rng::new(1),
-            totals: (0.0, 0.0),
-            acting: Acting::Acts,
-            stands_back: None,
-            waits: None,
-            fares,
-            forecast: |value| helps(value).0,
-            restarts: |_| Restarted::Done,
-            under_way: None,
-            answer_due: None,
-            events: Vec::new(),
-            begun: Vec::new(),
-        }
-    }
-
-    fn value(&self, engine: usize) -> f64 {
-        self.engines[engine].flags.as_ref().unwrap()[&FLAG]
-    }
-
-    fn values(&self) -> Vec<f64> {
-        (0..self.engines.len()).map(|engine| self.value(engine)).collect()
-    }
-
-    fn give(&mut self, engine: usize, value: f64) {
-        self.engines[engine].flags = Some(Flags::from([(FLAG, value)]));
-    }
-
-    fn kinds(&self) -> Vec<EventKind> {
-        self.events.iter().map(|(kind, _)| *kind).collect()
-    }
-
-    fn stage(&self) -> Option<Stage> {
-        self.tuner.change().map(|change| change.stage)
-    }
-
-    fn belief(&self) -> String {
-        self.tuner.report().why
-    }
-
-    /// Ten requests; each goes to an engine that serves.
-    fn serve(&mut self) {
-        let arm_of = |engine: usize| {
-            let change = self.tuner.change()?;
-            let backend = &self.engines[engine].backend;
-            let arm = change.backends.iter().take(2).position(|other| other == backend)?;
-            matches!(change.stage, Stage::Copies | Stage::Compared).then_some(1 - arm)
-        };
-        let serving: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].serves).collect();
-        for _ in 0..10 {
-            let engine = serving[self.rng.below(serving.len())];
-            let (misses, fails) = (self.fares)(self.value(engine));
-            let missed = self.rng.unit() < misses;
-            let failed = self.rng.unit() < fails;
-            if let Some(arm) = arm_of(engine) {
-                self.arms.add(arm, (self.now, self.now), f64::from(u8::from(missed || failed)), failed);
-            }
-            self.totals = (self.totals.0 + 1.0, self.totals.1 + f64::from(u8::from(missed || failed)));
-        }
-    }
-
-    fn need(&self) -> Need {
-        let count = self.engines.len() as f64;
-        let loss = self.values().iter().map(|value| (self.fares)(*value).0).sum::<f64>() / count;
-        let score = Score { requests: 1_000.0, loss, attainment: 1.0 - loss, rate: 10.0, ..Score::default() };
-        Need {
-            pools: vec!["all".to_owned()],
-            since: (loss > 0.1).then_some(Duration::ZERO),
-            score,
-            target: 0.99,
-            advice: None,
-            ..Need::default()
-        }
-    }
-
-    fn run(&mut self, seconds: u64) {
-        for _ in 0..seconds {
-            self.second();
-        }
-    }
-
-    fn run_until(&mut self, stage: Option<Stage>) {
-        for _ in 0..7_200 {
-            if self.stage() == stage && self.under_way.is_none() {
-                return;
-            }
-            self.second();
-        }
-        panic!("{stage:?} is not reached: {:?}, {}", self.events, self.belief());
-    }
-
-    fn second(&mut self) {
-        self.now += SECOND;
-        self.serve();
-        let needs = [self.need()];
-        let mut orders = Vec::new();
-        if let Some((_, engine, value)) = self.under_way.take_if(|(end, ..)| self.now >= *end) {
-            let outcome = (self.restarts)(value);
-            if outcome == Restarted::Done {
-                self.give(engine, value);
-            }
-            self.engines[engine].serves = true;
-            orders.extend(self.tuner.restarted(outcome, self.now));
-        }
-        let look = Look {
-            now: self.now,
-            engines: &self.engines,
-            needs: &needs,
-            acting: self.acting,
-            stands_back: self.stands_back,
-            waits: self.waits,
-            arms: &self.arms,
-            totals: self.totals,
-            horizon: SECOND,
-        };
-        if let Some(question) = self.answer_due.take() {
-            let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
-            let now = Some(of((self.forecast)(question.flags[&FLAG])));
-            let candidates = question.candidates.iter().map(|(_, to)| Some(of((self.forecast)(*to)))).collect();
-            self.tuner.answered(&Answer { now, absence: Some(0.1), candidates }, &look);
-        }
-        orders.extend(self.tuner.step(&look));
-        self.events.extend(self.tuner.take_events().into_iter().map(|event| (event.kind, event.why)));
-        for order in orders {
-            match order {
-                Order::Simulate(question) => self.answer_due = Some(question),
-                Order::Experiment => self.arms = Arms::new(self.now),
-                Order::Restart { engine, value, .. } => {
-                    let backend = engine.strip_prefix("all/").unwrap();
-                    let index = self.engines.iter().position(|engine| engine.backend == backend).unwrap();
-                    assert!(self.under_way.is_none(), "one restart at a time");
-                    self.engines[index].serves = false;
-                    self.under_way = Some((self.now + RESTART, index, value));
-                    self.begun.push(self.now);
-                }
-            }
-        }
-    }
-}
+use deployment::{BEFORE, Deployment, FLAG, RESTART, SECOND, helps, rules};
 
 #[test]
 fn what_helps_reaches_every_engine_one_by_one() {
@@ -282,13 +87,28 @@ fn after_a_failure_it_rests() {
 }
 
 #[test]
+fn a_queue_that_was_as_long_before_the_change_does_not_hold_it_up() {
+    let mut pool = Deployment::new(2, helps);
+    let queue = |pool: &mut Deployment, waiting| pool.engines.iter_mut().for_each(|engine| engine.waiting = waiting);
+    queue(&mut pool, 50);
+    pool.run_until(Some(Stage::Copies));
+    queue(&mut pool, 60);
+    pool.run_until(Some(Stage::Recovery));
+    pool.run(60);
+    assert_eq!(pool.stage(), Some(Stage::Recovery), "what waited during the restart is served first");
+    queue(&mut pool, 50);
+    pool.run_until(Some(Stage::Promotion));
+}
+
+#[test]
 fn a_gateway_that_restarts_takes_back_what_was_tried_and_finishes_what_was_promoted() {
     for stage in [Stage::Canary, Stage::Copies, Stage::Recovery, Stage::Compared, Stage::Promotion, Stage::Return] {
         let mut pool = Deployment::new(3, if stage == Stage::Return { |_| (0.5, 0.0) } else { helps });
-        if stage == Stage::Recovery {
-            pool.engines[0].waiting = 100;
-        }
         while pool.stage() != Some(stage) {
+            // The queue grows while an engine is absent.
+            if stage == Stage::Recovery && pool.stage().is_some() {
+                pool.engines[0].waiting = 100;
+            }
             pool.second();
         }
         // The engine restarts, or is about to: what was ordered is not seen to its end.
@@ -394,13 +214,27 @@ fn a_gain_must_pay_for_the_restarts() {
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.46 };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("too little"), "{}", pool.belief());
+    pool.fares = |_| (0.12, 0.0);
     pool.forecast = |value| if value == BEFORE { 0.05 } else { 0.03 };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("less than restarts cost"), "{}", pool.belief());
+    pool.fares = helps;
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.5 + value };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("no change"), "{}", pool.belief());
     assert!(pool.tuner.proposal().is_none());
+}
+
+#[test]
+fn a_simulation_that_does_not_show_what_is_measured_is_not_asked_for_a_cure() {
+    let mut pool = Deployment::new(2, |value| (if value <= BEFORE { 0.9 } else { 0.05 }, 0.0));
+    pool.forecast = |_| 0.01;
+    pool.run(2 * ASK_INTERVAL.as_secs());
+    assert!(pool.begun.is_empty() && pool.belief().contains("does not show"), "{}", pool.belief());
+    pool.advice = Some((FLAG, true, "raise it".to_owned()));
+    pool.run(7_200);
+    assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
+    assert_eq!(pool.tuner.report().changes[0].forecast, None);
 }
 
 #[test]

@@ -1,0 +1,212 @@
+//! A pool whose requests miss with a probability that depends on a flag of their engine.
+
+use std::time::Duration;
+
+use crate::arms::Arms;
+use crate::change::Stage;
+use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
+use crate::engine_tuner::EngineTuner;
+use crate::event::{Acting, EventKind};
+use crate::flags::{EngineFlag, Flags};
+use crate::forecast::{Answer, Forecast, Question};
+use crate::window::Score;
+use sluice_core::base::Rng;
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
+/// What every engine has at first.
+pub(super) const BEFORE: f64 = 8.0;
+/// How long a restart takes.
+pub(super) const RESTART: Duration = Duration::from_secs(60);
+
+/// Engines whose requests miss with a probability that depends on their flag.
+pub(super) struct Deployment {
+    pub(super) tuner: EngineTuner,
+    pub(super) engines: Vec<EngineState>,
+    pub(super) arms: Arms,
+    pub(super) now: Duration,
+    pub(super) rng: Rng,
+    pub(super) totals: (f64, f64),
+    pub(super) acting: Acting,
+    pub(super) stands_back: Option<&'static str>,
+    pub(super) waits: Option<&'static str>,
+    /// The probability to miss, and to fail, of a request on an engine with that value.
+    pub(super) fares: fn(f64) -> (f64, f64),
+    pub(super) forecast: fn(f64) -> f64,
+    pub(super) advice: Option<(EngineFlag, bool, String)>,
+    /// What comes of a restart with that value.
+    pub(super) restarts: fn(f64) -> Restarted,
+    /// The end of a restart, its engine and the value.
+    pub(super) under_way: Option<(Duration, usize, f64)>,
+    pub(super) answer_due: Option<Question>,
+    pub(super) events: Vec<(EventKind, String)>,
+    pub(super) begun: Vec<Duration>,
+}
+
+pub(super) fn helps(value: f64) -> (f64, f64) {
+    (if value <= BEFORE { 0.5 } else { 0.05 }, 0.0)
+}
+
+pub(super) fn rules() -> EngineRules {
+    EngineRules {
+        flags: vec![FLAG],
+        missed_for: Duration::from_secs(60),
+        restarts_per_hour: 12,
+        cool_down: Duration::from_secs(600),
+        error_budget: 0.05,
+    }
+}
+
+impl Deployment {
+    pub(super) fn new(count: usize, fares: fn(f64) -> (f64, f64)) -> Self {
+        let engine = |index: usize| EngineState {
+            pool: "all".to_owned(),
+            backend: format!("e{index}"),
+            flags: Some(Flags::from([(FLAG, BEFORE)])),
+            serves: true,
+            waiting: 0,
+        };
+        Self {
+            tuner: EngineTuner::new(rules()),
+            engines: (0..count).map(engine).collect(),
+            arms: Arms::default(),
+            now: Duration::ZERO,
+            rng: Rng::new(1),
+            totals: (0.0, 0.0),
+            acting: Acting::Acts,
+            stands_back: None,
+            waits: None,
+            fares,
+            forecast: |value| helps(value).0,
+            advice: None,
+            restarts: |_| Restarted::Done,
+            under_way: None,
+            answer_due: None,
+            events: Vec::new(),
+            begun: Vec::new(),
+        }
+    }
+
+    pub(super) fn value(&self, engine: usize) -> f64 {
+        self.engines[engine].flags.as_ref().unwrap()[&FLAG]
+    }
+
+    pub(super) fn values(&self) -> Vec<f64> {
+        (0..self.engines.len()).map(|engine| self.value(engine)).collect()
+    }
+
+    pub(super) fn give(&mut self, engine: usize, value: f64) {
+        self.engines[engine].flags = Some(Flags::from([(FLAG, value)]));
+    }
+
+    pub(super) fn kinds(&self) -> Vec<EventKind> {
+        self.events.iter().map(|(kind, _)| *kind).collect()
+    }
+
+    pub(super) fn stage(&self) -> Option<Stage> {
+        self.tuner.change().map(|change| change.stage)
+    }
+
+    pub(super) fn belief(&self) -> String {
+        self.tuner.report().why
+    }
+
+    /// Ten requests; each goes to an engine that serves.
+    fn serve(&mut self) {
+        let arm_of = |engine: usize| {
+            let change = self.tuner.change()?;
+            let backend = &self.engines[engine].backend;
+            let arm = change.backends.iter().take(2).position(|other| other == backend)?;
+            matches!(change.stage, Stage::Copies | Stage::Compared).then_some(1 - arm)
+        };
+        let serving: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].serves).collect();
+        for _ in 0..10 {
+            let engine = serving[self.rng.below(serving.len())];
+            let (misses, fails) = (self.fares)(self.value(engine));
+            let missed = self.rng.unit() < misses;
+            let failed = self.rng.unit() < fails;
+            if let Some(arm) = arm_of(engine) {
+                self.arms.add(arm, (self.now, self.now), f64::from(u8::from(missed || failed)), failed);
+            }
+            self.totals = (self.totals.0 + 1.0, self.totals.1 + f64::from(u8::from(missed || failed)));
+        }
+    }
+
+    fn need(&self) -> Need {
+        let count = self.engines.len() as f64;
+        let loss = self.values().iter().map(|value| (self.fares)(*value).0).sum::<f64>() / count;
+        let score = Score { requests: 1_000.0, loss, attainment: 1.0 - loss, rate: 10.0, ..Score::default() };
+        Need {
+            pools: vec!["all".to_owned()],
+            since: (loss > 0.1).then_some(Duration::ZERO),
+            score,
+            target: 0.99,
+            advice: self.advice.clone(),
+            ..Need::default()
+        }
+    }
+
+    pub(super) fn run(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.second();
+        }
+    }
+
+    pub(super) fn run_until(&mut self, stage: Option<Stage>) {
+        for _ in 0..7_200 {
+            if self.stage() == stage && self.under_way.is_none() {
+                return;
+            }
+            self.second();
+        }
+        panic!("{stage:?} is not reached: {:?}, {}", self.events, self.belief());
+    }
+
+    pub(super) fn second(&mut self) {
+        self.now += SECOND;
+        self.serve();
+        let needs = [self.need()];
+        let mut orders = Vec::new();
+        if let Some((_, engine, value)) = self.under_way.take_if(|(end, ..)| self.now >= *end) {
+            let outcome = (self.restarts)(value);
+            if outcome == Restarted::Done {
+                self.give(engine, value);
+            }
+            self.engines[engine].serves = true;
+            orders.extend(self.tuner.restarted(outcome, self.now));
+        }
+        let look = Look {
+            now: self.now,
+            engines: &self.engines,
+            needs: &needs,
+            acting: self.acting,
+            stands_back: self.stands_back,
+            waits: self.waits,
+            arms: &self.arms,
+            totals: self.totals,
+            horizon: SECOND,
+        };
+        if let Some(question) = self.answer_due.take() {
+            let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
+            let now = Some(of((self.forecast)(question.flags[&FLAG])));
+            let candidates = question.candidates.iter().map(|(_, to)| Some(of((self.forecast)(*to)))).collect();
+            self.tuner.answered(&Answer { now, absence: Some(0.1), candidates }, &look);
+        }
+        orders.extend(self.tuner.step(&look));
+        self.events.extend(self.tuner.take_events().into_iter().map(|event| (event.kind, event.why)));
+        for order in orders {
+            match order {
+                Order::Simulate(question) => self.answer_due = Some(question),
+                Order::Experiment => self.arms = Arms::new(self.now),
+                Order::Restart { engine, value, .. } => {
+                    let backend = engine.strip_prefix("all/").unwrap();
+                    let index = self.engines.iter().position(|engine| engine.backend == backend).unwrap();
+                    assert!(self.under_way.is_none(), "one restart at a time");
+                    self.engines[index].serves = false;
+                    self.under_way = Some((self.now + RESTART, index, value));
+                    self.begun.push(self.now);
+                }
+            }
+        }
+    }
+}
