@@ -96,6 +96,7 @@ fn page(c: &mut Criterion) {
     let large = Telemetry::with(Box::new(move || admission.view()), None);
     testing::large_traffic().iter().for_each(|record| large.record(record));
     c.bench_function("page of 200 backends and 50 models", |b| b.iter(|| large.page()));
+    c.bench_function("the same in OpenMetrics", |b| b.iter(|| large.open_metrics()));
     eprintln!(
         "{} series, {} bytes",
         large.page().lines().filter(|line| !line.starts_with('#')).count(),

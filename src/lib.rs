@@ -15,7 +15,9 @@
 //!    engine processes    online tuner       load generator       simulated vLLM
 //!        |   \                |                 |                    |
 //!        |    `---------> src/gateway           |                    |
-//!        |                request path          |                    |
+//!        |                request path     src/cluster              |
+//!        |                    |            shares of several         |
+//!        |                    |            gateways                  |
 //!        +--------------------+--------+--------+--------------------+
 //!                                      |
 //!                                  src/core   units, statistics, OpenAI and vLLM formats, meter
@@ -51,7 +53,11 @@
 //! | overtake | to be granted room in which a request that entered earlier would have fit |
 //! | wide request | one that needs more sequences or tokens than a backend has free; a backend is reserved for it |
 //! | overtaking limit | how many requests may overtake a waiter, and for how long; then it goes before all that entered later |
+//! | ledger, share | which gateway may use which part of each backend's limits, for several gateways; that part |
+//! | beat, lease of a share | the number that a gateway raises when it renews its shares; how long a renewal is good for |
 //! | grant | capacity already taken on a backend for one request; a lease wraps it and returns it |
+//! | foreign use, share | what other gateways use of a backend, or may begin to use; what this one may use where another one divides the limits |
+//! | claim, concede | to say what one uses and needs of a backend, after lowering one's share to it; to count that as foreign use and say how much of it fits |
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |

@@ -15,9 +15,6 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// Who may use the port, by the configuration in force.
     fn access(&self) -> Access;
 
-    /// The metrics page.
-    fn metrics(&self) -> String;
-
     /// The response to `/admin/status`.
     fn status(&self) -> Status;
 

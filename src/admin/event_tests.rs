@@ -201,7 +201,7 @@ async fn a_stream_does_not_hold_up_a_stop() {
     let served = served(None, no_changes).await;
     let mut listener = Listener::open(&served).await;
     listener.named("status").await;
-    served.end.send_replace(true);
+    served.end.stop();
     timeout(DEADLINE, served.serving).await.expect("the stop waits for the stream").unwrap();
 }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::header::{WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -33,7 +33,9 @@ use crate::fleet::{ChangeStarted, RestartBlocked, RestartError};
 use crate::telemetry::{FINISHED_MAX, Resolution};
 
 /// Prometheus' text format.
-const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// OpenMetrics.
+const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Largest request body: an experiment with many keys has a few KiB.
 const BODY_MAX: usize = 64 << 10;
@@ -104,6 +106,7 @@ impl Admin {
         }
         // Reloads read files, and the status takes locks that requests use: not on the threads of connections.
         let (admin, query) = (self.clone(), request.uri().query().unwrap_or_default().to_owned());
+        let open_metrics = wants_open_metrics(request.headers());
         let body = match route.takes_body() {
             true => match read_object(request.into_body()).await {
                 Ok(body) => body,
@@ -115,7 +118,7 @@ impl Admin {
         let room = Arc::clone(room).acquire_owned().await;
         let handler = move || {
             let _room = room;
-            admin.act(route, &query, body)
+            admin.act(route, &query, body, open_metrics)
         };
         match tokio::task::spawn_blocking(handler).await {
             Ok(response) => response,
@@ -130,7 +133,7 @@ impl Admin {
         }
     }
 
-    fn act(&self, route: Route, query: &str, body: Map<String, Value>) -> AdminResponse {
+    fn act(&self, route: Route, query: &str, body: Map<String, Value>, open_metrics: bool) -> AdminResponse {
         match route {
             Route::Page => file(&ui::PAGE),
             Route::File(of_page) => file(of_page),
@@ -142,7 +145,10 @@ impl Admin {
             }
             Route::Requests(None) => json(StatusCode::OK, &RequestLists::of(&*self.control)),
             Route::Requests(Some(id)) => self.requests(&id),
-            Route::Metrics => text(StatusCode::OK, METRICS_TYPE, self.control.metrics()),
+            Route::Metrics if open_metrics => {
+                text(StatusCode::OK, OPEN_METRICS_TYPE, self.control.telemetry().open_metrics())
+            }
+            Route::Metrics => text(StatusCode::OK, TEXT_TYPE, self.control.telemetry().page()),
             Route::Health => health(),
             Route::Status => json(StatusCode::OK, &self.control.status()),
             Route::Reload => self.reload(),
@@ -382,6 +388,16 @@ fn json(status: StatusCode, body: &impl serde::Serialize) -> AdminResponse {
     // Cannot fail: all keys are strings.
     let body = serde_json::to_string(body).unwrap_or_default();
     text(status, "application/json", body + "\n")
+}
+
+/// Whether a client names OpenMetrics among what it takes, as Prometheus does.
+fn wants_open_metrics(headers: &HeaderMap) -> bool {
+    let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    let mut kinds = all.map(|one| one.split(';').map(str::trim));
+    kinds.any(|mut one| {
+        let is_it = one.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
+        is_it && !one.any(|parameter| matches!(parameter, "q=0" | "q=0.0"))
+    })
 }
 
 fn text(status: StatusCode, kind: &'static str, body: impl Into<AdminBody>) -> AdminResponse {

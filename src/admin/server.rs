@@ -2,25 +2,27 @@
 //!
 //! [`connections`](super::connections) limits the number of connections and the time in each phase.
 //! The port runs beside the data plane and shares only the state behind [`Control`] with it, so a slow reader here delays no
-//! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not taken.
+//! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not taken. After a hand-over of the port to
+//! another process, a connection that is open has as long to send a request; it is closed with the response.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::{CONNECTION, HeaderValue};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::connections::{Connections, Phase, Progress, WatchedSocket};
 use super::control::Control;
 use super::routes::Admin;
-use crate::proxy::ListenError;
+use crate::proxy::{Ending, Ends, ListenError};
 
 /// How long a shutdown waits for the responses of requests that are being served.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
@@ -45,14 +47,27 @@ pub async fn bind(address: SocketAddr) -> Result<Socket, ListenError> {
 }
 
 impl Socket {
+    /// A socket that listens already: another process has opened it.
+    pub fn inherited(socket: std::net::TcpListener) -> std::io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(socket)?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address })
+    }
+
+    /// Another descriptor of the socket, for another process.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
     /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `end` is true (or its sender is dropped), then lets requests that are being served finish, at most
-    /// [`SHUTDOWN_MAX`].
-    pub async fn serve(self, control: Arc<dyn Control>, mut end: watch::Receiver<bool>) {
+    /// Serves until `ending` says so, then lets requests that are being served finish, at most [`SHUTDOWN_MAX`].
+    pub async fn serve(self, control: Arc<dyn Control>, ending: Ending) {
+        let mut ends = ending.watch();
         let admin = Admin::new(control);
         let mut connections = Connections::default();
         let mut check = interval(CHECK_INTERVAL);
@@ -64,13 +79,13 @@ impl Socket {
                     connections.close_late(now);
                     continue;
                 }
-                _ = end.wait_for(|ending| *ending) => break,
+                () = ends.closed() => break,
             };
             match accepted {
                 Ok((socket, _)) => {
                     connections.make_room().await;
                     let progress = Progress::new(Instant::now());
-                    let task = connection(socket, Arc::clone(&progress), admin.clone(), end.clone());
+                    let task = connection(socket, Arc::clone(&progress), admin.clone(), ends.clone());
                     connections.add(progress, tokio::spawn(task));
                 }
                 Err(error) => {
@@ -80,17 +95,22 @@ impl Socket {
             }
         }
         drop(self.listener);
+        ending.has_closed();
         connections.finish(SHUTDOWN_MAX).await;
     }
 }
 
-async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mut end: watch::Receiver<bool>) {
+async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mut ends: Ends) {
+    let seen = ends.clone();
     let service = service_fn(|request: hyper::Request<Incoming>| {
-        let (admin, progress) = (admin.clone(), Arc::clone(&progress));
+        let (admin, progress, ends) = (admin.clone(), Arc::clone(&progress), seen.clone());
         async move {
             progress.enter(Phase::Serving);
-            let response = admin.respond(request).await;
+            let mut response = admin.respond(request).await;
             progress.enter(Phase::Writing);
+            if ends.is_closed() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok::<_, Infallible>(response.map(|body| body.watch(progress)))
         }
     });
@@ -99,12 +119,16 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
     let mut served = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
     let early = tokio::select! {
         ended = served.as_mut() => Some(ended),
-        _ = end.wait_for(|ending| *ending) => None,
+        () = ends.closed() => None,
     };
+    let has_request = !matches!(progress.phase(), Phase::Idle | Phase::Head);
     let ended = match early {
         Some(ended) => ended,
-        // A connection without a request has nothing to finish.
-        None if matches!(progress.phase(), Phase::Idle | Phase::Head) => return,
+        // A connection without a request has nothing to finish. After a hand-over, a request may be on its way.
+        None if !has_request => tokio::select! {
+            ended = served.as_mut() => ended,
+            () = ends.stopped() => return,
+        },
         None => {
             served.as_mut().graceful_shutdown();
             served.await

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::error::NoSuchBackend;
 use crate::base::BackendId;
 use crate::fleet::EngineView;
+use crate::fleet::discovery::PodsView;
 use crate::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
 use crate::telemetry::{MinuteStats, Telemetry};
 
@@ -22,6 +23,9 @@ pub struct Status {
     pub about: About,
     /// Pools in the order of the configuration.
     pub pools: Vec<PoolStatus>,
+    /// The pods of the pools that have a kubernetes table.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kubernetes: Vec<PodsView>,
 }
 
 /// The process and its configuration.
@@ -162,7 +166,7 @@ impl Status {
                 })
                 .collect(),
         };
-        Self { about, pools: pools.iter().map(pool).collect() }
+        Self { about, pools: pools.iter().map(pool).collect(), kubernetes: Vec::new() }
     }
 }
 

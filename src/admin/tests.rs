@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -20,6 +19,7 @@ use crate::fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartReque
 use crate::flow::Outcome;
 use crate::online::TunerReport;
 use crate::pool::Admission;
+use crate::proxy::Ending;
 use crate::telemetry::{Telemetry, testing};
 
 pub(super) const TOKEN: &str = "open sesame";
@@ -39,10 +39,6 @@ pub(super) struct Fake {
 impl Control for Fake {
     fn access(&self) -> Access {
         Access { token: self.token.lock().clone(), admin: Admin::default(), listen: "127.0.0.1:8081".parse().unwrap() }
-    }
-
-    fn metrics(&self) -> String {
-        self.telemetry.page()
     }
 
     fn status(&self) -> Status {
@@ -148,7 +144,7 @@ impl TunerControl for Fake {
 pub(super) struct Served {
     pub(super) address: String,
     pub(super) control: Arc<Fake>,
-    pub(super) end: watch::Sender<bool>,
+    pub(super) end: Ending,
     pub(super) serving: JoinHandle<()>,
 }
 
@@ -163,8 +159,8 @@ pub(super) async fn served(token: Option<&str>, reload: fn() -> Result<Vec<Strin
     let control = Arc::new(Fake { admission, telemetry, token, reload, panics, looks });
     let socket = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = socket.address().to_string();
-    let (end, ending) = watch::channel(false);
-    let serving = tokio::spawn(socket.serve(Arc::clone(&control) as Arc<dyn Control>, ending));
+    let end = Ending::default();
+    let serving = tokio::spawn(socket.serve(Arc::clone(&control) as Arc<dyn Control>, end.clone()));
     Served { address, control, end, serving }
 }
 
@@ -217,8 +213,28 @@ async fn a_client_that_never_reads_does_not_hold_up_a_stop() {
     tokio::time::pause();
     // Paused time advances only when every task waits: the 12 MB of the responses fill the buffers.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    served.end.send_replace(true);
+    served.end.stop();
     timeout(Duration::from_secs(5), served.serving).await.expect("the stop waits for the client").unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_is_open_at_a_hand_over_is_served_once_more() {
+    let served = served(None, no_changes).await;
+    let request = format!("GET /health HTTP/1.1\r\nHost: {}\r\n\r\n", served.address);
+    let mut fresh = TcpStream::connect(&served.address).await.unwrap();
+    let mut used = TcpStream::connect(&served.address).await.unwrap();
+    used.write_all(request.as_bytes()).await.unwrap();
+    let mut head = [0; 12];
+    used.read_exact(&mut head).await.unwrap();
+    served.end.hand_over().await;
+    assert!(TcpStream::connect(&served.address).await.is_err(), "no connection is accepted");
+    for socket in [&mut used, &mut fresh] {
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut rest = String::new();
+        timeout(DEADLINE, socket.read_to_string(&mut rest)).await.unwrap().unwrap();
+        assert!(rest.contains("HTTP/1.1 200") && rest.contains("connection: close"), "{rest}");
+    }
+    timeout(DEADLINE, served.serving).await.expect("the port ends").unwrap();
 }
 
 #[tokio::test]
@@ -234,6 +250,20 @@ async fn the_page_metrics_and_health_need_no_token_and_the_rest_does() {
             assert!(head.contains("www-authenticate: bearer"));
         }
         assert_eq!(send(&served, locked, &format!("Authorization: Bearer {TOKEN}\r\n")).await.0, 200, "{locked}");
+    }
+}
+
+#[tokio::test]
+async fn the_metrics_page_is_openmetrics_for_clients_that_take_it() {
+    let served = served(None, no_changes).await;
+    let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
+                      text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+    for (accept, open) in
+        [(prometheus, true), ("text/plain", false), ("*/*", false), ("application/openmetrics-text;q=0, */*", false)]
+    {
+        let (status, head, body) = send(&served, "GET /metrics", &format!("Accept: {accept}\r\n")).await;
+        assert_eq!((status, head.contains("application/openmetrics-text; version=1.0.0")), (200, open), "{accept}");
+        assert_eq!(body.ends_with("# EOF\n"), open, "{accept}");
     }
 }
 

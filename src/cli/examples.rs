@@ -14,6 +14,7 @@ const EXAMPLES: &[Examples] = &[
         &["serve"],
         &[
             "sluice serve --config sluice.toml",
+            "sluice serve --upgrade --config sluice.toml",
             "sluice serve --backend http://gpu0:8000 --backend http://gpu1:8000",
             "sluice serve --backend http://gpu0:8000 --long http://gpu1:8000 --threshold 5k",
         ],

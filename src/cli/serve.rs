@@ -2,21 +2,27 @@
 //!
 //! SIGTERM and SIGINT stop it in order. A second one cuts that short: requests that run get an error event, and engines have
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
-//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log anew, as after a rotation.
-//! Exit codes: 0 stopped in order, 1 a socket could not be opened or requests were cut at the end, 78
-//! the configuration is not valid (nothing was bound).
+//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log anew, as after a rotation. SIGUSR2 starts the program file anew
+//! with `--upgrade`: it takes over, and this process ends with its last request.
+//! Exit codes: 0 stopped in order or handed over, 1 a socket could not be opened, the running gateway did not hand over, or requests were
+//! cut at the end, 78 the configuration is not valid (nothing was bound or asked for).
 
-use std::path::PathBuf;
+mod until_stop;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::check::EXIT_CONFIG;
 use crate::base::Tokens;
 use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
-use crate::serve::{self, Running, Source};
+use crate::serve::upgrade::{Door, take_over};
+use crate::serve::{self, Running, Sockets, Source, StartError, systemd};
 use crate::telemetry::log;
+use until_stop::{STARTED_BY, Signals};
 
 /// Run the gateway.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,11 +30,12 @@ use crate::telemetry::log;
 Signals:
   SIGHUP            reload the configuration file; if it is not valid, nothing changes
   SIGUSR1           open the access log anew, after it was renamed
+  SIGUSR2           start the program file anew with --upgrade, after it was replaced
   SIGTERM, SIGINT   finish running requests and stop; a second one cuts them
 
 Health checks, on the client port:
   GET /health       200 while the gateway runs
-  GET /ready        200 while every pool has a backend that takes requests, and the gateway is not stopping; else 503
+  GET /ready        200 while a pool has a backend that takes requests, and the gateway is not stopping; else 503
 
 Metrics are at /metrics on the admin port.")]
 #[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["config", "backend"])))]
@@ -51,6 +58,9 @@ pub struct ServeArgs {
     /// Address for metrics and the admin API, with --backend [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
     pub admin: Option<String>,
+    /// Take the place of the gateway that runs with this file: no connection is refused, no stream cut
+    #[arg(long, requires = "config", conflicts_with = "backend")]
+    pub upgrade: bool,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -58,7 +68,9 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
-    if let Err(error) = survive_reopen() {
+    // Before the file is replaced.
+    let program = std::env::current_exe();
+    if let Err(error) = survive_signals() {
         eprintln!("cannot handle signals: {error}");
         return ExitCode::FAILURE;
     }
@@ -84,7 +96,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         .build();
     match runtime {
         Ok(runtime) => {
-            let code = runtime.block_on(serve(loaded.config, source));
+            let code = runtime.block_on(serve(loaded.config, source, args.upgrade, program.ok()));
             super::runtime::end(runtime);
             code
         }
@@ -95,12 +107,13 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     }
 }
 
-/// From here on SIGUSR1 does not end the process, as it would by default: tokio's handler stays when this runtime has gone.
-/// Blocking the signal instead would block it in engines, too.
-fn survive_reopen() -> std::io::Result<()> {
+/// From here on SIGUSR1 and SIGUSR2 do not end the process, as they would by default: tokio's handler stays when this runtime has
+/// gone. Blocking the signals instead would block them in engines, too.
+fn survive_signals() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _context = runtime.enter();
-    signal(SignalKind::user_defined1()).map(drop)
+    let _ = signal(SignalKind::user_defined1())?;
+    signal(SignalKind::user_defined2()).map(drop)
 }
 
 fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
@@ -120,7 +133,7 @@ fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
     Ok((loaded, Source::Fixed))
 }
 
-async fn serve(config: Config, source: Source) -> ExitCode {
+async fn serve(config: Config, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
     // First of all: a signal during the start must not kill the process, it is handled once the gateway runs.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
@@ -130,93 +143,69 @@ async fn serve(config: Config, source: Source) -> ExitCode {
         }
     };
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    let running = match serve::start(config, source).await {
-        Ok(running) => running,
+    // Without a file there is nothing that a newer gateway could start with.
+    let folder = matches!(source, Source::File { .. }).then(|| config.fleet.state.clone());
+    let stopped = Arc::new(AtomicBool::new(false));
+    let mut beginning = std::pin::pin!(begin(config, source, folder, upgrade, Arc::clone(&stopped)));
+    // A signal before this gateway serves leaves the running one in its place. Any other is handled below, also if it came meanwhile.
+    let begun = match Signals::new() {
+        Ok(mut early) if upgrade => tokio::select! {
+            begun = &mut beginning => begun,
+            () = early.stop() => {
+                stopped.store(true, Ordering::Relaxed);
+                beginning.await
+            }
+        },
+        _ => beginning.await,
+    };
+    let (running, door) = match begun {
+        Ok(begun) => begun,
         Err(error) => {
-            tracing::error!("{error} (sluice explain start)");
+            let code = if matches!(error, StartError::Upgrade(_)) { "upgrade" } else { "start" };
+            tracing::error!("{error} (sluice explain {code})");
             return ExitCode::FAILURE;
         }
     };
     tracing::info!("serving clients on {scheme}://{}", running.client_address());
     tracing::info!("metrics and live page on http://{}", running.admin_address());
-    wait_for_stop(&running, &mut signals).await;
-    let lame_duck = running.leave();
-    if !lame_duck.is_zero() {
-        tracing::info!(
-            "stopping in {lame_duck:?}: /ready is 503, requests are still served; a second signal stops now"
-        );
-        let _ = tokio::time::timeout(lame_duck, signals.stop()).await;
-    }
-    let (in_flight, waiting) = running.app().admission().load();
-    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal aborts running requests");
-    let app = Arc::clone(running.app());
-    let mut stopping = std::pin::pin!(running.stop());
-    let orderly = tokio::select! {
-        orderly = &mut stopping => orderly,
-        () = signals.stop() => {
-            let (in_flight, waiting) = app.admission().load();
-            tracing::warn!(in_flight, waiting, "second signal: requests are cut, engines are killed soon; a third one ends sluice at once");
-            app.fleet.shut_down_fast();
-            tokio::select! {
-                _ = &mut stopping => false,
-                () = signals.stop() => {
-                    let left = app.fleet.running();
-                    let left = if left.is_empty() { "no engine".to_owned() } else { left.join(", ") };
-                    tracing::warn!("third signal: ended at once; left running: {left}");
-                    return ExitCode::FAILURE;
-                }
-            }
-        }
+    until_stop::serve(running, door, &mut signals, program).await
+}
+
+/// Starts the gateway, in the place of the running one if `upgrade`.
+async fn begin(
+    config: Config,
+    source: Source,
+    folder: Option<PathBuf>,
+    upgrade: bool,
+    stopped: Arc<AtomicBool>,
+) -> Result<(Running, Option<Door>), StartError> {
+    let (opened, door) = match upgrade {
+        true => take_over(&config, stopped).await?,
+        false => (Sockets::activated(&config).into(), None),
     };
-    if orderly {
-        tracing::info!("stopped");
-        return ExitCode::SUCCESS;
+    // The running gateway says itself to systemd which process it has started.
+    let is_announced = opened.predecessor_pid().is_some_and(was_started_by);
+    let running = serve::start_with(config, source, opened).await?;
+    // Before it is called ready: an upgrade may be asked for from then on.
+    let door = door.or_else(|| folder.and_then(|folder| open_door(&folder)));
+    if !is_announced {
+        systemd::notify("READY=1");
     }
-    tracing::warn!("stopped; requests that still ran after server.drain_timeout, or at a second signal, were cut");
-    ExitCode::FAILURE
+    Ok((running, door))
 }
 
-/// Waits for SIGTERM or SIGINT; reloads on SIGHUP, reopens the access log on SIGUSR1.
-async fn wait_for_stop(running: &Running, signals: &mut Signals) {
-    loop {
-        tokio::select! {
-            _ = signals.terminate.recv() => return,
-            _ = signals.interrupt.recv() => return,
-            _ = signals.reload.recv() => {
-                // The result is logged.
-                let _ = running.app().reload();
-            }
-            _ = signals.reopen.recv() => {
-                running.app().telemetry.reopen();
-                tracing::info!("SIGUSR1: the access log and the records are opened anew");
-            }
-        }
-    }
+/// Whether the running gateway has started this process, at SIGUSR2.
+fn was_started_by(pid: u32) -> bool {
+    std::env::var(STARTED_BY).is_ok_and(|by| by == pid.to_string())
 }
 
-/// The signals that the gateway handles.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    reload: Signal,
-    reopen: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            reload: signal(SignalKind::hangup())?,
-            reopen: signal(SignalKind::user_defined1())?,
-        })
-    }
-
-    /// Returns at SIGTERM or SIGINT.
-    async fn stop(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+/// Where a newer gateway finds this one.
+fn open_door(folder: &Path) -> Option<Door> {
+    match Door::open(folder) {
+        Ok(door) => Some(door),
+        Err(error) => {
+            tracing::warn!("serve --upgrade cannot find this gateway: {error}");
+            None
         }
     }
 }

@@ -127,6 +127,16 @@ fn render(status: &Status, style: Style) -> String {
         text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
     }
     text.push_str(&format!("\n{}\n", table(status, style)));
+    for pods in &status.kubernetes {
+        let shown = |line: String| style.width.map_or(line.clone(), |width| wrapped(&line, width));
+        if let Some(trouble) = &pods.trouble {
+            text.push_str(&shown(format!("{}: its pods are those that were known last: {trouble}\n", pods.pool)));
+        }
+        for pod in pods.pods.iter().filter(|pod| pod.state != "in_use" && pod.state != "managed") {
+            let why = pod.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            text.push_str(&shown(format!("{}/{}: pod {}{why}\n", pods.pool, pod.name, pod.state.replace('_', " "))));
+        }
+    }
     let backends = status.pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
     for (pool, backend) in backends {
         if let Some(reason) = why(backend) {
@@ -298,7 +308,7 @@ mod tests {
             config: Some("sluice.toml".into()),
             ..About::default()
         };
-        Status { about, pools: vec![short] }
+        Status { about, pools: vec![short], kubernetes: Vec::new() }
     }
 
     #[test]

@@ -3,9 +3,12 @@
 //! The [prober](Prober) queries `/health` and `/v1/models`, and, when an engine with requests in flight has gone silent, its
 //! counters. A [`driver`] starts and stops engines; `engine` is the life cycle of one engine, each step written to the
 //! journal before it begins; `coordinator` is the [`Fleet`]: configuration changes and restarts over all engines. The
-//! [trial engines](TrialEngines) of a tuner have no life cycle. This is the only place that spawns an engine.
+//! [trial engines](TrialEngines) of a tuner have no life cycle. This is the only place that spawns an engine, or a gateway that
+//! is to take over.
 
 mod coordinator;
+mod detached;
+pub mod discovery;
 pub mod driver;
 mod engine;
 mod http;
@@ -17,10 +20,12 @@ mod state_folder;
 mod trial_engines;
 
 pub use coordinator::{
-    ChangeStarted, DriverMaker, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
+    ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
 };
+pub use detached::start_detached;
 pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver};
 pub use engine::adapters::load_adapter;
+pub use engine::checks::warm_up_external;
 pub use engine::journal::JournalError;
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::spec::EngineSpec;
@@ -31,6 +36,7 @@ pub use ports::PortsError;
 pub use probe::{Prober, ReportedModels, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
 pub use state_folder::{
-    append as append_state, read as read_state, replace as replace_state, set_aside as set_state_aside,
+    SOCKET as UPGRADE_SOCKET, append as append_state, create as create_state, read as read_state,
+    replace as replace_state, set_aside as set_state_aside,
 };
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

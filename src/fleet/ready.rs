@@ -141,6 +141,7 @@ impl ExitWatch {
     async fn poll(&mut self, driver: &dyn Driver) -> Option<Exit> {
         let (interval, readings) = match driver.kind() {
             DriverKind::Command => (STATUS_INTERVAL, ENDED_READINGS),
+            DriverKind::Kubernetes => (STATUS_INTERVAL, 1),
             DriverKind::Process | DriverKind::External => (Duration::ZERO, 1),
         };
         if self.polled_at.is_some_and(|at| at.elapsed() < interval) {

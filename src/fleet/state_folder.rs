@@ -6,7 +6,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use parking_lot::Mutex;
@@ -16,25 +16,36 @@ use sha2::{Digest, Sha256};
 const FILE_MODE: u32 = 0o600;
 /// Mode of the folder.
 const FOLDER_MODE: u32 = 0o700;
+/// The socket at which the gateway can be taken over by a newer one.
+pub const SOCKET: &str = "upgrade.sock";
 /// The random key of digests.
 const KEY: &str = "key";
 /// Bytes of that key.
 pub(crate) const KEY_BYTES: usize = 32;
+
+/// Creates the folder, unless it is there.
+///
+/// # Errors
+/// It cannot be created.
+pub fn create(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
+}
 
 /// Creates the folder, or corrects the modes of files that an earlier version wrote.
 ///
 /// # Errors
 /// It cannot be created or read.
 pub(crate) fn open(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    create(folder)?;
     let mut others = false;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         // Links are not followed: the target may belong to another program.
         let Ok(kind) = entry.file_type() else { continue };
-        let own = kind.is_file() && is_own(&entry.file_name().to_string_lossy());
-        others |= !own;
-        if own {
+        let name = entry.file_name();
+        let own = is_own(&name.to_string_lossy());
+        others |= !(own && kind.is_file() || *name == *SOCKET && kind.is_socket());
+        if own && kind.is_file() {
             restrict(&entry.path(), FILE_MODE);
         }
     }
@@ -96,7 +107,7 @@ static CHANGING: Mutex<()> = Mutex::new(());
 /// # Errors
 /// The folder or the file cannot be written.
 pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    create(folder)?;
     let _alone = CHANGING.lock();
     let draft = folder.join(format!("{name}.tmp"));
     let mut file = options().write(true).truncate(true).open(&draft)?;
@@ -110,7 +121,7 @@ pub fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// The folder or the file cannot be written.
 pub fn append(folder: &Path, name: &str, bytes: &[u8], max: u64) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    create(folder)?;
     let _alone = CHANGING.lock();
     let path = folder.join(name);
     if path.metadata().is_ok_and(|file| file.len() > max) {

@@ -49,6 +49,9 @@ pub enum LabError {
     /// Too few or too many engines.
     #[error("{0} engines; give between 1 and {1}")]
     EngineCount(usize, usize),
+    /// Its backends are pods, which only a running gateway finds.
+    #[error("pool '{0}' has no listed backends, only pods; list backends for a simulation")]
+    OnlyPods(String),
     /// The number of engines is varied, but there are several pools to add engines to.
     #[error("the configuration has {0} pools; the number of engines can be varied only with one pool")]
     PoolCount(usize),

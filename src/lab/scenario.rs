@@ -210,6 +210,9 @@ fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, Str
         return Err(LabError::EngineCount(count, MAX_ENGINES));
     }
     let given = pool.backends.clone();
+    if given.is_empty() {
+        return Err(LabError::OnlyPods(pool.name.clone()));
+    }
     let mut copies = BTreeMap::new();
     pool.backends.truncate(count);
     for place in given.len()..count {
@@ -239,6 +242,7 @@ fn assign_ports(config: &mut Config) {
 fn moved(target: &Target, endpoint: Endpoint) -> Target {
     match target {
         Target::Url(_) => Target::Url(endpoint),
+        Target::Pod(_, engine) => Target::Pod(endpoint, engine.clone()),
         Target::Control(_, control) => Target::Control(endpoint, control.clone()),
         Target::Launch(launch) => Target::Launch(Launch { port: 0, ..launch.clone() }),
     }
@@ -257,6 +261,7 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
         Target::Url(_) => &none,
         Target::Launch(launch) => &launch.args,
         Target::Control(_, control) => &control.args,
+        Target::Pod(_, engine) => &engine.args,
     };
     let mut flags: BTreeMap<String, &ArgValue> = BTreeMap::new();
     let of_backend = variant.engine.get(&backend.name).unwrap_or(&none);

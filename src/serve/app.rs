@@ -10,8 +10,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::pods::Pods;
 use super::saved_experiments::Added;
 use super::tuning::Tuning;
+use super::upgrade::UpgradeError;
 use crate::admin::status::LastReload;
 use crate::base::BackendId;
 use crate::config::Config;
@@ -59,6 +61,9 @@ pub enum StartError {
     /// An engine has no port.
     #[error(transparent)]
     Ports(#[from] PortsError),
+    /// The running gateway has not handed over.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
 }
 
 /// The parts of a running gateway.
@@ -84,6 +89,8 @@ pub struct App {
     pub(crate) reloading: parking_lot::Mutex<()>,
     /// The online tuner.
     pub(crate) tuning: Tuning,
+    /// The pods that pools have now.
+    pub(crate) pods: Pods,
     /// Starts a round of probes now: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,
 }

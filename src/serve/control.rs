@@ -22,10 +22,6 @@ impl Control for App {
         Access { token: config.auth.admin_token.clone(), admin: config.admin.clone(), listen: config.server.admin }
     }
 
-    fn metrics(&self) -> String {
-        self.telemetry.page()
-    }
-
     fn status(&self) -> Status {
         let now = Instant::now();
         let config = match &self.source {
@@ -41,7 +37,8 @@ impl Control for App {
             shutting_down: self.flow.is_closing(),
             last_reload: self.last_reload.lock().clone(),
         };
-        Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now)
+        let status = Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now);
+        Status { kubernetes: self.pods.views(), ..status }
     }
 
     fn telemetry(&self) -> &Telemetry {

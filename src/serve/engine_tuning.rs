@@ -101,6 +101,7 @@ impl App {
             Target::Url(_) => &none,
             Target::Launch(launch) => &launch.args,
             Target::Control(_, control) => &control.args,
+            Target::Pod(_, engine) => &engine.args,
         };
         let mut words = argv(model, configured.iter().map(|(name, value)| (name.as_str(), value)));
         words.extend(given.iter().map(|(flag, value)| format!("--{}={}", flag.name(), flag.show(*value))));

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use crate::base::BackendId;
 use crate::config::{Backend, Config, Launch, Model, ModelScope, Pool, Target};
+#[cfg(feature = "kubernetes")]
+use crate::fleet::driver::PodDriver;
 use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{
     CommandDriver, EngineSpec, EngineView, ExternalBackend, ExternalDriver, Fleet, PortsError, ProcessDriver, ports,
@@ -31,6 +33,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Ve
                 identity: fleet.digest(&target.compared()),
                 configured: fleet.digest(&backend.target.compared()),
                 target,
+                leaving: backend.cordoned,
                 slots: pool.slots,
                 spill: pool.spill.iter().map(|id| config.pools[id.index()].name.clone()).collect(),
                 models: served.iter().filter(|model| model.adapter.is_none()).map(|m| m.name.clone()).collect(),
@@ -66,7 +69,9 @@ pub(super) fn metrics(views: &[EngineView]) -> Vec<EngineMetrics> {
 
 /// Whether the gateway runs any engine.
 pub(super) fn any(config: &Config) -> bool {
-    config.backends().any(|(_, _, backend)| !matches!(backend.target, Target::Url(_)))
+    let restarts_pods = |pool: &Pool| pool.kubernetes.as_ref().is_some_and(|pods| pods.statefulset.is_some());
+    let runs = |backend: &Backend| matches!(backend.target, Target::Launch(_) | Target::Control(..));
+    config.pools.iter().any(|pool| restarts_pods(pool) || pool.backends.iter().any(runs))
 }
 
 /// Assigns a port to each engine of ours that has none. A running engine keeps its port, since a reload cannot move it
@@ -114,7 +119,7 @@ fn launches(config: &mut Config) -> impl Iterator<Item = (String, &mut Launch)> 
         let name = pool.name.clone();
         pool.backends.iter_mut().filter_map(move |backend| match &mut backend.target {
             Target::Launch(launch) => Some((format!("{name}/{}", backend.name), launch)),
-            Target::Url(_) | Target::Control(..) => None,
+            Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
         })
     })
 }
@@ -123,7 +128,7 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
     config.pools.iter().flat_map(|pool| {
         pool.backends.iter().filter_map(|backend| match &backend.target {
             Target::Launch(launch) => Some((format!("{}/{}", pool.name, backend.name), launch.port)),
-            Target::Url(_) | Target::Control(..) => None,
+            Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
         })
     })
 }
@@ -132,8 +137,11 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
 pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
     let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
-    let other =
-        |(backend, id): (&Backend, &BackendId)| ExternalBackend { backend: *id, endpoint: backend.target.endpoint() };
+    let other = |(backend, id): (&Backend, &BackendId)| ExternalBackend {
+        backend: *id,
+        endpoint: backend.target.endpoint(),
+        cordoned: backend.cordoned,
+    };
     theirs.map(other).collect()
 }
 
@@ -151,6 +159,10 @@ pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
     match &spec.target {
         Target::Launch(launch) => Arc::new(ProcessDriver::new(name, launch.clone(), folder)),
         Target::Control(_, control) => Arc::new(CommandDriver::new(name, control.clone(), folder)),
+        #[cfg(feature = "kubernetes")]
+        Target::Pod(_, engine) => Arc::new(PodDriver::new(name, engine.clone())),
+        #[cfg(not(feature = "kubernetes"))]
+        Target::Pod(..) => Arc::new(ExternalDriver::new(name)),
         Target::Url(_) => Arc::new(ExternalDriver::new(name)),
     }
 }

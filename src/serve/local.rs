@@ -1,7 +1,7 @@
 //! Routes that the gateway serves itself: `/ready` and `/v1/models`.
 //!
-//! `/ready` is 200 while every pool has a backend in rotation. A load balancer in front should stop sending when some
-//! requests could only be shed.
+//! `/ready` is 200 while a pool has a backend in rotation. Replicas share their engines: if one pool without a backend were enough,
+//! all replicas would leave the load balancer at once, and requests for the healthy pools with them.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl ModelList {
 impl LocalRoutes for ModelList {
     fn ready(&self) -> bool {
         let pools = self.app.admission.view();
-        !pools.is_empty() && pools.iter().all(|pool| pool.backends.iter().any(BackendView::in_rotation))
+        pools.iter().flat_map(|pool| &pool.backends).any(BackendView::in_rotation)
     }
 
     /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend

@@ -7,12 +7,15 @@
 //!
 //! Stopping: `/ready` returns 503, new requests are shed, and the client socket closes. Running and waiting requests have
 //! `server.drain_timeout` to end. Then the engines stop (`fleet.on_exit`). The admin socket closes last.
+//!
+//! An [`upgrade`] replaces the process without any of that: the sockets and the engines go to the next one.
 
 mod tuning;
 mod app;
 mod control;
 mod certificates;
 mod engines;
+mod pods;
 mod experiments;
 mod local;
 mod reload;
@@ -20,9 +23,17 @@ mod saved_experiments;
 mod added_experiments;
 mod engine_tuning;
 mod tuner;
+mod sockets;
+pub mod upgrade;
+pub mod systemd;
+mod running;
+#[cfg(feature = "kubernetes")]
+mod find_pods;
 mod start;
 
 pub use app::{App, Source, StartError};
 pub use local::ModelList;
 pub use reload::ReloadError;
-pub use start::{Running, start};
+pub use running::Running;
+pub use sockets::Sockets;
+pub use start::{start, start_with};

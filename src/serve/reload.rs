@@ -21,6 +21,9 @@ use crate::estimate::ExactCounter;
 use crate::flow::{RoutingTable, specs};
 use crate::pool::PoolLayout;
 
+/// The tokenizers of the models.
+type Counters = Vec<Option<Arc<ExactCounter>>>;
+
 /// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
@@ -62,8 +65,9 @@ impl App {
         let running = self.config.load_full();
         let counters = load_counters(&config)?;
         let mut moved = false;
+        self.pods.put(&mut config);
+        self.open_journal(&config)?;
         if engines::any(&config) {
-            self.fleet.open(&running.fleet.state).map_err(StartError::Journal)?;
             let state = std::mem::replace(&mut config.fleet.state, running.fleet.state.clone());
             moved = engines::settle_ports(&mut config, Some(&running)).map_err(StartError::Ports)?;
             config.fleet.state = state;
@@ -74,10 +78,18 @@ impl App {
         // What only a restart changes keeps its running value, which is then also what `/admin/status` shows.
         config.keep_until_restart(&running);
         certificates::warn(&config);
+        self.switch(config, Some(counters));
+        Ok(changes)
+    }
+
+    /// Puts a configuration in force; without `counters` those of the one that runs stay. The caller holds the lock of reloads.
+    pub(super) fn switch(&self, config: Config, counters: Option<Counters>) {
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
         self.telemetry.configured(&config);
-        loaded.counters = counters;
+        if let Some(counters) = counters {
+            loaded.counters = counters;
+        }
         loaded.layout = self.enforce(&config, &loaded.counters);
         let layout = &loaded.layout;
         self.fleet.apply(engines::engines(&config, layout, &self.fleet), engines::external_backends(&config, layout));
@@ -86,7 +98,27 @@ impl App {
         self.config.store(config);
         self.note_served_models();
         self.probe_now.notify_one();
-        Ok(changes)
+    }
+
+    /// Opens the journal if a configuration has engines that this gateway starts or restarts.
+    fn open_journal(&self, config: &Config) -> Result<(), ReloadError> {
+        if engines::any(config) {
+            self.fleet.open(&self.config.load().fleet.state).map_err(StartError::Journal)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the pods that were found the backends of their pools. Blocks.
+    #[cfg(feature = "kubernetes")]
+    pub(super) fn put_pods(&self) {
+        let _guard = self.reloading.lock();
+        let running = self.config.load_full();
+        let mut config = Config::clone(&running);
+        self.pods.put(&mut config);
+        for change in diff::changes(&running, &config) {
+            tracing::info!("pods: {change}");
+        }
+        self.switch(config, None);
     }
 
     /// Changes limits of pools; all else stays as it is.

@@ -1,55 +1,59 @@
-//! Starting and stopping a gateway.
+//! Starting a gateway.
 //!
 //! [`start`] binds both sockets, applies the pools, starts the engines, probes every backend once, and only then serves.
-//! When a step fails, everything before it is released.
+//! When a step fails, everything before it is released. A gateway that takes over from another one ([`start_with`]) serves when the
+//! engines are adopted and the other one has claimed what it still uses.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
 use super::local::ModelList;
+use super::pods::Pods;
+use super::running::{Deciders, Running};
 use super::saved_experiments::Added;
 use super::tuning::Tuning;
+use super::upgrade::{Opened, Port, Predecessor};
 use super::{certificates, engines, experiments, saved_experiments};
 use crate::admin;
-use crate::config::{Config, OnExit};
+use crate::config::Config;
 use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
-use crate::proxy::{ClientLimits, Gateway, Listener, UpstreamConnector};
+use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, UpstreamConnector};
 use crate::telemetry::Telemetry;
-
-/// A running gateway.
-#[derive(Debug)]
-pub struct Running {
-    app: Arc<App>,
-    client: SocketAddr,
-    admin: SocketAddr,
-    stop: watch::Sender<bool>,
-    end: watch::Sender<bool>,
-    serving: JoinHandle<bool>,
-    tasks: Vec<JoinHandle<()>>,
-}
 
 /// Limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
+/// How long the start of a gateway that takes over waits for engines that are being adopted. After that, requests wait for them.
+const ADOPTION_MAX: Duration = Duration::from_secs(10);
+/// Between two looks at them.
+const ADOPTION_LOOK: Duration = Duration::from_millis(20);
+
 /// Starts a gateway. A reload reads the configuration from `source`.
-pub async fn start(mut config: Config, source: Source) -> Result<Running, StartError> {
+pub async fn start(config: Config, source: Source) -> Result<Running, StartError> {
+    start_with(config, source, Opened::default()).await
+}
+
+/// The same, with sockets that are open already, and perhaps in the place of another gateway.
+pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> Result<Running, StartError> {
+    let Opened { sockets, mut predecessor } = opened;
     let now = Instant::now();
     let added = match &source {
         Source::File { path, sets } => saved_experiments::restore(&mut config, path, sets),
         Source::Fixed => Added::default(),
     };
     let counters = load_counters(&config)?;
-    let listener = Listener::bind(config.server.listen).await?;
-    let admin_socket = admin::bind(config.server.admin).await?;
+    let listener = client_socket(sockets.client, config.server.listen).await?;
+    let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
+    let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
     let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
@@ -76,7 +80,6 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
     let clients = ClientLimits::new(&config.server);
     let counted = Arc::clone(&clients);
     telemetry.show_clients(move || counted.view());
-    let (client, admin) = (listener.address(), admin_socket.address());
     let app = Arc::new(App {
         flow,
         admission,
@@ -84,7 +87,7 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         learned,
         reported,
         fleet,
-        clients: Arc::clone(&clients),
+        clients,
         config: ArcSwap::new(config),
         source,
         added: parking_lot::Mutex::new(added),
@@ -93,29 +96,93 @@ pub async fn start(mut config: Config, source: Source) -> Result<Running, StartE
         last_reload: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
         tuning,
+        pods: Pods::default(),
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
     show_on_metrics_page(&app);
+    let engines = launched.len();
     app.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
     tracing::debug!(complete = first.is_ok(), "first probe done");
-    let (stop, stopping) = watch::channel(false);
-    let (end, ending) = watch::channel(false);
+    if let Some(predecessor) = &mut predecessor {
+        let adopted = tokio::time::timeout(ADOPTION_MAX, adoption(&app, engines)).await;
+        tracing::debug!(complete = adopted.is_ok(), "engines adopted");
+        if let Err(error) = predecessor.confirm(&app.admission).await {
+            // The other gateway adopts the engines again.
+            app.fleet.abandon();
+            return Err(error.into());
+        }
+    }
+    Ok(serve(app, prober, (listener, admin_socket), sockets, predecessor))
+}
+
+/// Begins to accept connections, and everything that goes on beside.
+fn serve(
+    app: Arc<App>,
+    prober: Prober,
+    (listener, admin_socket): (Listener, admin::Socket),
+    sockets: Vec<(Port, SocketAddr, OwnedFd)>,
+    predecessor: Option<Predecessor>,
+) -> Running {
+    let (client, admin) = (listener.address(), admin_socket.address());
+    let (end, stop_tasks) = watch::channel(false);
+    let [ending, admin_ending] = [(); 2].map(|()| Ending::default());
     let models = Box::new(ModelList::new(Arc::clone(&app)));
-    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, clients, seed()));
-    let serving = tokio::spawn(listener.serve(gateway, stopping, Box::pin(app.fleet.fast_shutdown())));
+    let gateway = Arc::new(Gateway::new(Arc::clone(&app.flow), models, Arc::clone(&app.clients), seed()));
+    let serving = tokio::spawn(listener.serve(gateway, ending.clone(), Box::pin(app.fleet.fast_shutdown())));
     let tasks = vec![
-        tokio::spawn(Arc::clone(&app).keep_probing(prober, ending.clone())),
-        tokio::spawn(Arc::clone(&app).keep_experiments(state, ending.clone())),
-        tokio::spawn(Arc::clone(&app).keep_looking_at_adapters(ending.clone())),
-        tokio::spawn(Arc::clone(&app).keep_tuning(ending.clone())),
-        tokio::spawn(Arc::clone(&app).keep_watching_engines(ending.clone())),
-        tokio::spawn(app.keep_serving_copies(ending.clone())),
-        tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, ending)),
+        tokio::spawn(Arc::clone(&app).keep_probing(prober, stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app).keep_serving_copies(stop_tasks.clone())),
+        #[cfg(feature = "kubernetes")]
+        tokio::spawn(Arc::clone(&app).keep_finding_pods(stop_tasks.clone())),
+        tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, admin_ending.clone())),
     ];
-    Ok(Running { app, client, admin, stop, end, serving, tasks })
+    let deciders = Some(Deciders::begin(&app));
+    let draining = predecessor.as_ref().map_or_else(Arc::default, Predecessor::gateways);
+    let predecessor = predecessor.map(|one| tokio::spawn(one.follow(Arc::clone(&app.admission))));
+    Running { app, client, admin, ending, admin_ending, end, serving, tasks, deciders, sockets, predecessor, draining }
+}
+
+async fn client_socket(opened: Option<TcpListener>, address: SocketAddr) -> Result<Listener, ListenError> {
+    match opened {
+        Some(socket) => Listener::inherited(socket).map_err(|source| ListenError { address, source }),
+        None => Listener::bind(address).await,
+    }
+}
+
+async fn admin_socket(opened: Option<TcpListener>, address: SocketAddr) -> Result<admin::Socket, ListenError> {
+    match opened {
+        Some(socket) => admin::Socket::inherited(socket).map_err(|source| ListenError { address, source }),
+        None => admin::bind(address).await,
+    }
+}
+
+/// Further descriptors of the sockets, for a gateway that takes over.
+fn descriptors(
+    listener: &Listener,
+    admin: &admin::Socket,
+    config: &Config,
+) -> Result<Vec<(Port, SocketAddr, OwnedFd)>, ListenError> {
+    let failed = |address| move |source| ListenError { address, source };
+    let (clients, operators) = (config.server.listen, config.server.admin);
+    Ok(vec![
+        (Port::Clients, clients, listener.descriptor().map_err(failed(clients))?),
+        (Port::Admin, operators, admin.descriptor().map_err(failed(operators))?),
+    ])
+}
+
+/// Returns when no engine is on its way from the gateway before this one into rotation.
+async fn adoption(app: &App, engines: usize) {
+    let steps = [Step::Recover, Step::Adopt, Step::Adapters, Step::Golden, Step::WarmUp].map(Step::label);
+    loop {
+        let views = app.fleet.views();
+        if views.len() >= engines && !views.iter().any(|view| steps.contains(&&*view.step)) {
+            return;
+        }
+        tokio::time::sleep(ADOPTION_LOOK).await;
+    }
 }
 
 /// Weak: the app holds its telemetry.
@@ -136,46 +203,6 @@ fn warn_about_unattended(config: &Config) {
         tracing::warn!(
             "{name}: an engine that another gateway started is running (fleet.state {state}); this configuration runs no engines, so it is left alone"
         );
-    }
-}
-
-impl Running {
-    /// The address of the client port.
-    pub fn client_address(&self) -> SocketAddr {
-        self.client
-    }
-
-    /// The address of the admin port.
-    pub fn admin_address(&self) -> SocketAddr {
-        self.admin
-    }
-
-    /// The parts of the gateway.
-    pub fn app(&self) -> &Arc<App> {
-        &self.app
-    }
-
-    /// Is no longer ready, and serves as before. Returns for how long, by `server.lame_duck`.
-    pub fn leave(&self) -> Duration {
-        self.app.flow.leave();
-        self.app.config.load().server.lame_duck
-    }
-
-    /// Stops in order; [`Fleet::shut_down_fast`] shortens every wait in it. Returns whether all running requests ended within `server.drain_timeout`.
-    pub async fn stop(self) -> bool {
-        self.app.flow.close();
-        self.stop.send_replace(true);
-        let orderly = self.serving.await.unwrap_or(false);
-        match self.app.config.load().fleet.on_exit {
-            OnExit::Stop => self.app.fleet.stop().await,
-            OnExit::Keep => self.app.fleet.abandon(),
-        }
-        self.end.send_replace(true);
-        for task in self.tasks {
-            let _ = task.await;
-        }
-        self.app.telemetry.flush();
-        orderly
     }
 }
 

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -41,6 +41,8 @@ pub(crate) struct Tuning {
     pub(super) started: Instant,
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
+    /// Another gateway has the files.
+    released: AtomicBool,
     /// Held while the state is saved, so that an older one never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
@@ -58,8 +60,8 @@ impl Tuning {
                 false => tracing::info!("tuner: the configuration has changed since limits were kept: it begins anew"),
             }
         }
-        let (recent, saving, counts) = Default::default();
-        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, saving, counts }
+        let (recent, released, saving, counts) = Default::default();
+        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, released, saving, counts }
     }
 
     /// What finished requests are shown to.
@@ -96,7 +98,7 @@ impl Tuning {
 
     /// Logs, counts and saves what the tuner did.
     pub(super) fn keep(&self, events: Vec<Event>) {
-        if events.is_empty() {
+        if events.is_empty() || self.released.load(Ordering::Relaxed) {
             return;
         }
         let mut lines = Vec::new();
@@ -120,9 +122,22 @@ impl Tuning {
         self.save();
     }
 
+    /// Saves for the last time: another gateway goes on from there. `false` undoes it.
+    pub(super) fn release(&self, released: bool) {
+        if released {
+            self.save();
+        }
+        // Under the lock, so that no thread still saves.
+        let _alone = self.saving.lock();
+        self.released.store(released, Ordering::Relaxed);
+    }
+
     /// Saves the limits that were kept.
     pub(super) fn save(&self) {
         let _alone = self.saving.lock();
+        if self.released.load(Ordering::Relaxed) {
+            return;
+        }
         // Cannot fail: all keys are strings.
         let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
         if let Err(error) = fleet::replace_state(&self.folder, STATE, &bytes) {

@@ -14,10 +14,10 @@ use sluice_core::openai::ERROR_CODES;
 use crate::{clean, one_complaint, read, root};
 
 /// Sections about situations that have no code of their own.
-const GENERAL: [&str; 2] = ["start", "admin_client"];
+const GENERAL: [&str; 3] = ["start", "upgrade", "admin_client"];
 
 /// Files whose every message is on the page.
-const MESSAGES: [&str; 12] = [
+const MESSAGES: [&str; 14] = [
     "src/gateway/config/problem.rs",
     "src/gateway/proxy/listener.rs",
     "src/gateway/telemetry/access_log.rs",
@@ -30,6 +30,8 @@ const MESSAGES: [&str; 12] = [
     "src/admin/error.rs",
     "src/admin/experiments.rs",
     "src/admin/tuner.rs",
+    "src/serve/upgrade/error.rs",
+    "src/serve/upgrade/door.rs",
 ];
 
 /// Codes of the admin API in a source: `(StatusCode::CONFLICT, "busy")` and `"code": "busy"`.

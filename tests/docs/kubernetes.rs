@@ -1,4 +1,4 @@
-//! The sample for Kubernetes: its configuration is valid, its command exists, its probes and times fit the gateway.
+//! The rendered chart for Kubernetes: its configuration is valid, its command exists, its probes and times fit the gateway.
 
 use clap::CommandFactory as _;
 use serde::Deserialize as _;
@@ -17,10 +17,18 @@ fn of_kind(kind: &str) -> Value {
     documents().into_iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"))
 }
 
+/// The configuration with a listed backend instead of pods.
+fn with_a_backend(text: &str) -> String {
+    let (before, _) = text.split_once("[pool.kubernetes]").expect("pods");
+    format!("{before}[[pool.backend]]\nname = \"a\"\nurl = \"http://a:1\"\n")
+}
+
 #[test]
 fn the_sample_for_kubernetes_fits_the_gateway() {
     let text = of_kind("ConfigMap")["data"]["sluice.toml"].as_str().expect("a configuration").to_owned();
     let around = Surroundings { env: &|_| Some("0".repeat(64)), folder: root(), machine: Machine::of_process() };
+    // Without the feature there are no pods; the rest is the same.
+    let text = if cfg!(feature = "kubernetes") { text } else { with_a_backend(&text) };
     let config =
         Config::parse(&text, "kubernetes.yaml", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
 
@@ -45,7 +53,8 @@ fn the_sample_for_kubernetes_fits_the_gateway() {
     assert!(config.server.lame_duck.as_secs() > noticed, "{:?} is too short", config.server.lame_duck);
     let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert!(grace > (config.server.lame_duck + config.server.drain_timeout).as_secs(), "{grace} s is too short");
-    let service = of_kind("Service");
+    let is_own = |document: &Value| document["kind"] == "Service" && document["metadata"]["name"] == "sluice";
+    let service = documents().into_iter().find(is_own).expect("a Service");
     assert_eq!(service["spec"]["ports"][0]["targetPort"], "http");
     assert_eq!(service["spec"]["selector"], of_kind("Deployment")["spec"]["selector"]["matchLabels"]);
 }

@@ -21,6 +21,7 @@ fn is_elsewhere(situation: &Situation) -> bool {
         situation,
         S::NoPool
             | S::NoBackend
+            | S::WithoutKubernetes
             | S::UnknownModel { .. }
             | S::UnknownPool { .. }
             | S::UnknownBackend { .. }

@@ -89,6 +89,21 @@ async fn a_backend_whose_probe_fails_gets_no_requests_until_a_probe_succeeds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_without_a_backend_does_not_make_the_gateway_unready() {
+    let engine = Engine::start(|_, _| completion()).await;
+    let closed = crate::errors::closed_url().await;
+    let pool = |name: &str, lengths: &str, url: &str| {
+        format!(
+            "[[pool]]\nname = \"{name}\"\nprompt_tokens = {{ {lengths} }}\n\
+             [[pool.backend]]\nname = \"b\"\nurl = \"{url}\"\n"
+        )
+    };
+    let text = pool("short", "max = \"1k\"", &engine.url()) + &pool("long", "min = \"1k\"", &closed);
+    let gateway = TestGateway::from_text(&text, &[]).await;
+    eventually("it is ready", async || gateway.request(get("/ready")).await.status() == 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_starts_late_joins_the_rotation() {
     let address = {
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -21,17 +21,17 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// One connection.
 #[derive(Clone)]
-struct Client(SendRequest<Bytes>);
+pub(crate) struct Client(SendRequest<Bytes>);
 
 /// A request whose response is awaited.
-struct Call {
+pub(crate) struct Call {
     response: ResponseFuture,
     sending: SendStream<Bytes>,
 }
 
-type Driver = JoinHandle<Result<(), h2::Error>>;
+pub(crate) type Driver = JoinHandle<Result<(), h2::Error>>;
 
-async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> (Client, Driver) {
+pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> (Client, Driver) {
     let (requests, connection) = h2::client::handshake(stream).await.unwrap();
     (Client(requests), tokio::spawn(connection))
 }
@@ -43,7 +43,7 @@ async fn plain(gateway: &TestGateway) -> (Client, Driver) {
 
 impl Client {
     /// Sends a request whose body goes on if `more`.
-    async fn open(&self, method: &str, path: &str, body: &str, more: bool) -> Result<Call, h2::Error> {
+    pub(crate) async fn open(&self, method: &str, path: &str, body: &str, more: bool) -> Result<Call, h2::Error> {
         let request = Request::builder().method(method).uri(format!("http://gate{path}"));
         let request = request.header("content-type", "application/json").body(()).unwrap();
         let mut requests = timeout(TIMEOUT, self.0.clone().ready()).await.expect("no room for a request")?;
@@ -55,12 +55,12 @@ impl Client {
         Ok(Call { response, sending })
     }
 
-    async fn chat(&self, body: &str) -> Call {
+    pub(crate) async fn chat(&self, body: &str) -> Call {
         self.open("POST", "/v1/chat/completions", body, false).await.unwrap()
     }
 
     /// Status and body of a response.
-    async fn request(&self, method: &str, path: &str, body: &str) -> (StatusCode, String) {
+    pub(crate) async fn request(&self, method: &str, path: &str, body: &str) -> (StatusCode, String) {
         let response = self.open(method, path, body, false).await.unwrap().head().await;
         let (head, body) = response.into_parts();
         (head.status, rest(body).await.0)
@@ -68,7 +68,7 @@ impl Client {
 }
 
 impl Call {
-    async fn head(self) -> Response<RecvStream> {
+    pub(crate) async fn head(self) -> Response<RecvStream> {
         timeout(TIMEOUT, self.response).await.expect("no response").unwrap()
     }
 }
@@ -83,7 +83,7 @@ async fn next(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
 }
 
 /// Reads until `text` has arrived.
-async fn until(body: &mut RecvStream, text: &str) -> String {
+pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     let mut read = String::new();
     while !read.contains(text) {
         let bytes = next(body).await.unwrap_or_else(|| panic!("ended before '{text}': {read}")).unwrap();
@@ -93,7 +93,7 @@ async fn until(body: &mut RecvStream, text: &str) -> String {
 }
 
 /// What is left of a body, and how it was broken off, if it was.
-async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
+pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
     let mut read = String::new();
     while let Some(bytes) = next(&mut body).await {
         match bytes {

@@ -13,7 +13,7 @@ use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream}
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// Whether nothing listens there. The kernel may connect a socket to itself, if it picks the port of its destination.
-async fn refused(address: SocketAddr) -> bool {
+pub(crate) async fn refused(address: SocketAddr) -> bool {
     match tokio::net::TcpStream::connect(address).await {
         Ok(connection) => connection.local_addr().unwrap() == address,
         Err(_) => true,
@@ -116,25 +116,28 @@ impl Program {
 
     /// With these variables in its environment.
     pub(crate) async fn start_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
-        Self::begin_in(config, env).serving().await
+        Self::begin_with(&["--config", config.to_str().unwrap()], env).serving().await
+    }
+
+    /// Begins a start in the place of the running one.
+    pub(crate) fn upgrade(config: &std::path::Path) -> Self {
+        Self::begin_with(&["--upgrade", "--config", config.to_str().unwrap()], &[])
     }
 
     /// Begins a start, which [`Program::serving`] waits for.
     pub(crate) fn begin(config: &std::path::Path) -> Self {
-        Self::begin_in(config, &[])
+        Self::begin_with(&["--config", config.to_str().unwrap()], &[])
     }
 
-    fn begin_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sluice"))
-            .arg("serve")
-            .arg("--config")
-            .arg(config)
-            .envs(env.iter().copied())
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+    fn begin_with(args: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.arg("serve").args(args).envs(env.iter().copied());
+        Self::of(command)
+    }
+
+    /// Begins a start by any command that becomes the program.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         let said = BufReader::new(child.stderr.take().unwrap()).lines();
         let nowhere: SocketAddr = "127.0.0.1:0".parse().unwrap();
         Self { child, said, log: String::new(), client: nowhere, admin: nowhere }
@@ -157,6 +160,13 @@ impl Program {
             if line.contains(text) {
                 return line;
             }
+        }
+    }
+
+    /// The same, unless it was read before.
+    pub(crate) async fn said(&mut self, text: &str) {
+        if !self.log.contains(text) {
+            self.line(text).await;
         }
     }
 
@@ -315,7 +325,7 @@ impl Drop for StubbornEngine {
 }
 
 /// Runs the program to its end: exit code and stderr.
-async fn run(args: &[&str]) -> (Option<i32>, String) {
+pub(crate) async fn run(args: &[&str]) -> (Option<i32>, String) {
     let child = Command::new(env!("CARGO_BIN_EXE_sluice"))
         .args(args)
         .stdin(Stdio::null())

@@ -2,10 +2,10 @@
 //!
 //! Three simulated engines, clients that never pause, and one restart after the other with other flags. Each restart meets
 //! one fault: the start fails, or hangs; the engine runs out of memory under load, or hangs there; it ignores SIGTERM;
-//! it leaves a child behind; another process takes its port; the gateway itself is killed. The test checks:
+//! it leaves a child behind; another process takes its port; the gateway itself is killed, or upgraded. The test checks:
 //!
 //! 1. requests were lost only to faults that cut them directly: a stream on an engine that crashed, a
-//!    connection of a gateway that was killed. Restarts lose none;
+//!    connection of a gateway that was killed. Restarts lose none, nor does an upgrade, which restarts no engine;
 //! 2. at every check, all engines but the one being changed were ready (after a kill of the gateway: once it has
 //!    adopted them);
 //! 3. every change has the outcome expected for its fault, and the journal records it with the reason;
@@ -18,6 +18,7 @@ mod load;
 #[path = "../common/ports.rs"]
 mod ports;
 mod rig;
+mod upgrades;
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -46,9 +47,10 @@ enum Fault {
     OrphanChild,
     PortTaken,
     GatewayKilled,
+    GatewayUpgraded,
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 10] = [
     Fault::None,
     Fault::StartFails,
     Fault::StartHangs,
@@ -58,6 +60,7 @@ const FAULTS: [Fault; 9] = [
     Fault::OrphanChild,
     Fault::PortTaken,
     Fault::GatewayKilled,
+    Fault::GatewayUpgraded,
 ];
 
 impl Fault {
@@ -69,7 +72,7 @@ impl Fault {
             Self::OomUnderLoad => Some("oom-under-load"),
             Self::SigtermIgnored => Some("sigterm-ignored"),
             Self::OrphanChild => Some("orphan-child"),
-            Self::None | Self::HangsUnderLoad | Self::PortTaken | Self::GatewayKilled => None,
+            Self::None | Self::HangsUnderLoad | Self::PortTaken | Self::GatewayKilled | Self::GatewayUpgraded => None,
         }
     }
 }
@@ -173,6 +176,18 @@ async fn one(
         ensure!(last.outcome == outcome && said.contains(why), "the port was taken: {}, {last:?}", port.is_some());
     }
     drop(port);
+    if fault == Fault::GatewayUpgraded {
+        let processes = |rig: &Rig| ENGINES.map(|engine| rig.processes_of(engine).unwrap_or_default());
+        let before = processes(rig);
+        rig.fail_upgrade().await?;
+        ensure!(processes(rig) == before, "an upgrade that fails restarts no engine: {before:?}");
+        rig.upgrade().await?;
+        let status = rig.status().await?;
+        for backend in &status.pools[0].backends {
+            ensure!(backend.state == "ready", "{} is {} right after an upgrade", backend.name, backend.state);
+        }
+        ensure!(processes(rig) == before, "an upgrade restarts no engine: {before:?}");
+    }
     if matches!(fault, Fault::OomUnderLoad | Fault::HangsUnderLoad) {
         let before = restarts_of(rig, name).await?;
         if fault == Fault::OomUnderLoad {
@@ -216,7 +231,7 @@ async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<L
 /// Checks the outcome, the running flags and the journal.
 async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChange) -> anyhow::Result<()> {
     let (outcomes, reason): (&[&str], &str) = match fault {
-        Fault::None | Fault::SigtermIgnored | Fault::OrphanChild => (&["done"], ""),
+        Fault::None | Fault::SigtermIgnored | Fault::OrphanChild | Fault::GatewayUpgraded => (&["done"], ""),
         Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
         Fault::StartFails => (&["rolled_back"], "out of memory"),
         Fault::StartHangs => (&["rolled_back"], "no progress"),

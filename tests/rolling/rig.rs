@@ -11,6 +11,8 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use sluice::admin::{AdminClient, Status, query};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -66,17 +68,39 @@ impl Rig {
 
     /// Starts the gateway's process and waits until its admin port responds.
     pub(crate) async fn run(&mut self) -> anyhow::Result<()> {
-        let log = File::options().create(true).append(true).open(self.path("log"))?;
-        let child = Command::new(binary())
-            .args(["serve", "--config"])
-            .arg(self.path("sluice.toml"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .kill_on_drop(true)
-            .spawn()?;
-        self.child = Some(child);
+        self.child = Some(self.spawn(&["serve", "--config"])?);
         self.until("the gateway responds", async |rig| Ok(rig.status().await.is_ok())).await
+    }
+
+    /// Starts a gateway that takes the place of the running one, and waits until that one has ended.
+    pub(crate) async fn upgrade(&mut self) -> anyhow::Result<()> {
+        let new = self.spawn(&["serve", "--upgrade", "--config"])?;
+        let mut old = self.child.replace(new).context("the gateway does not run")?;
+        let status = tokio::time::timeout(TIMEOUT, old.wait()).await.context("the old one does not end")??;
+        anyhow::ensure!(status.success(), "the old one ended with {status}:\n{}", self.log());
+        Ok(())
+    }
+
+    /// Asks the running gateway to hand over, as a newer one does, and fails when it has: the running one must go on.
+    pub(crate) async fn fail_upgrade(&self) -> anyhow::Result<()> {
+        let mut stream = UnixStream::connect(self.path(".sluice/upgrade.sock")).await?;
+        let hello = br#"{"sluice_upgrade":1,"version":"9.9","pid":77}"#;
+        stream.write_u32_le(u32::try_from(hello.len())?).await?;
+        stream.write_all(hello).await?;
+        let mut answer = vec![0; stream.read_u32_le().await? as usize];
+        stream.read_exact(&mut answer).await?;
+        let answer = String::from_utf8(answer)?;
+        anyhow::ensure!(answer.contains("accepted"), "{answer}");
+        drop(stream);
+        self.until("it goes on", async |rig| Ok(rig.log().contains("has failed before it served"))).await?;
+        self.settled().await
+    }
+
+    fn spawn(&self, args: &[&str]) -> anyhow::Result<Child> {
+        let log = File::options().create(true).append(true).open(self.path("log"))?;
+        let mut command = Command::new(binary());
+        command.args(args).arg(self.path("sluice.toml")).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(command.kill_on_drop(true).spawn()?)
     }
 
     /// SIGKILL, and nothing else.

@@ -16,7 +16,6 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -24,6 +23,8 @@ use crate::ports::free_port;
 
 /// Time for the gateway to accept connections, and to end after SIGTERM with nothing in flight.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// The last line of its start.
+const SERVES: &str = "metrics and live page on";
 /// One file in this many is invalid.
 const WRONG_EVERY: u64 = 8;
 /// Engines of each model; the last one is for long prompts.
@@ -131,7 +132,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Start it with a configuration made for its two ports, and wait until it accepts clients.
+    /// Start it with a configuration made for its two ports, and wait until it says that it serves.
     pub(crate) async fn start_with(config: impl Fn([u16; 2]) -> String) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let log = fs::File::create(folder.path().join("log"))?;
@@ -148,13 +149,12 @@ impl Gateway {
             .spawn()?;
         let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines: Vec::new() };
         let deadline = Instant::now() + TIMEOUT;
-        for port in [port, admin] {
-            while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-                if !gateway.runs()? || Instant::now() > deadline {
-                    bail!("the gateway did not start:\n{}", gateway.log());
-                }
-                sleep(Duration::from_millis(20)).await;
+        // The kernel completes connections while the gateway is still starting and opens descriptors.
+        while !gateway.log().contains(SERVES) {
+            if !gateway.runs()? || Instant::now() > deadline {
+                bail!("the gateway did not start:\n{}", gateway.log());
             }
+            sleep(Duration::from_millis(20)).await;
         }
         Ok(gateway)
     }

@@ -9,6 +9,7 @@ use crate::source::{Code, Source};
 /// Our own crates from the bottom up. A crate may use those before it.
 const CRATES: &[&str] = &[
     "sluice-core",
+    "sluice-cluster",
     "sluice-gateway",
     "sluice-fleet",
     "sluice-bench",
@@ -25,6 +26,7 @@ const INDEPENDENT_USE: &str = "sluice-core";
 /// Pure modules: time and random numbers are parameters, and there is no I/O. A path covers a folder or `path.rs`.
 const PURE: &[&str] = &[
     "core",
+    "cluster",
     "gateway/pool",
     "gateway/experiment",
     "gateway/flow/classify",

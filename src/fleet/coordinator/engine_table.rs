@@ -24,6 +24,8 @@ pub struct ExternalBackend {
     pub backend: BackendId,
     /// Where it is reached.
     pub endpoint: Endpoint,
+    /// It gets no new requests: it is going away.
+    pub cordoned: bool,
 }
 
 /// What the configuration in force asks for.
@@ -53,6 +55,10 @@ pub(super) struct StoppingEngine {
 impl StoppingEngine {
     pub(super) fn managed(context: &Arc<EngineContext>) -> Self {
         Self { name: context.spec().name.to_string(), context: Some(Arc::clone(context)) }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(super) fn leftover(name: &str) -> Self {

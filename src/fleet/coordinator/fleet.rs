@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::change::{self, ChangeStarted, RestartError, RestartRequest};
 use super::engine_table::ExternalBackend;
+use super::hand_over::{self, EngineBusy};
 use super::registry::{DriverMaker, Registry};
 use super::stop::begin_stop;
 use super::{leftovers, reconcile};
@@ -27,8 +28,10 @@ pub enum LogError {
     /// The gateway does not run it.
     #[error("{0} is not managed by sluice (it has a url, no launch), so its log is where its engine runs")]
     NotManaged(String),
-    /// The operator's commands start it.
-    #[error("the engine of {0} is started by commands (control), so its log is where these write it")]
+    /// The operator's commands start it, or it is in a pod.
+    #[error(
+        "the engine of {0} is started by commands (control) or in a pod, so its log is where these write it, or in kubectl logs"
+    )]
     Elsewhere(String),
 }
 
@@ -141,6 +144,22 @@ impl Fleet {
         }
         self.registry.tasks.close();
         self.registry.tasks.wait().await;
+    }
+
+    /// Gives the engines and the journal to another gateway, which adopts them; [`Fleet::take_back`] undoes it. The engines keep
+    /// running.
+    ///
+    /// # Errors
+    /// An engine is being changed, or stopped for good; nothing has changed.
+    pub async fn release(&self) -> Result<(), EngineBusy> {
+        hand_over::release(&self.registry).await?;
+        self.reconciling.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Undoes [`Fleet::release`]: the journal is to be opened next, and then the configuration applied.
+    pub fn take_back(&self) {
+        self.registry.reopen();
     }
 
     /// Ends all engine tasks. The engines keep running, and the journal has their processes.

@@ -35,6 +35,10 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
             let mut table = registry.table();
             // An engine with other start and stop commands is recovered by its own task.
             let by_commands = matches!(record.trace, Some(EngineIdentity::Command));
+            // Its pod may not be known yet, and is not stopped in any case.
+            if matches!(record.trace, Some(EngineIdentity::Pod { .. })) {
+                continue;
+            }
             let configured = table.wanted.engine(&record.backend);
             if configured.is_some_and(|spec| by_commands || record.identity == spec.identity) {
                 continue;

@@ -122,6 +122,19 @@ impl Registry {
         self.wake.notify_one();
     }
 
+    /// Undoes [`Registry::close`].
+    pub(super) fn reopen(&self) {
+        self.tasks.reopen();
+        self.closing.store(false, Ordering::Relaxed);
+    }
+
+    /// Unlocks the journal for another gateway. Nothing is written to it any more.
+    pub(super) fn close_journal(&self) {
+        if let Some(journal) = self.journal.lock().take() {
+            journal.lock().close();
+        }
+    }
+
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
     }
@@ -191,7 +204,12 @@ impl Registry {
         }
         for external in &table.wanted.external {
             let occupied = table.is_occupied(&external.endpoint);
-            self.admission.set_cordon(external.backend, if occupied { Cordon::Starting } else { Cordon::Open });
+            let cordon = match (occupied, external.cordoned) {
+                (true, _) => Cordon::Starting,
+                (false, true) => Cordon::Draining,
+                (false, false) => Cordon::Open,
+            };
+            self.admission.set_cordon(external.backend, cordon);
             self.admission.set_ceiling(external.backend, None);
         }
     }

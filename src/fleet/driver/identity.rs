@@ -25,6 +25,13 @@ pub enum EngineIdentity {
     },
     /// The operator's commands find the engine.
     Command,
+    /// A pod, and how often its container had been restarted.
+    Pod {
+        /// Of the pod.
+        uid: String,
+        /// Of its container.
+        restarts: i32,
+    },
     /// The gateway does not start this engine.
     External,
 }

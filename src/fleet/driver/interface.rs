@@ -1,6 +1,6 @@
 //! The trait that every driver implements, and the values it returns.
 //!
-//! The rules for implementations are in the header of this folder's `mod.rs`. The three drivers implement all methods;
+//! The rules for implementations are in the header of this folder's `mod.rs`. The four drivers implement all methods;
 //! a method that a driver cannot support returns `Unknown`, `None` or a failure of class `not_ours`.
 
 use std::fmt;
@@ -26,6 +26,8 @@ pub enum DriverKind {
     Process,
     /// Commands of the operator start and stop it.
     Command,
+    /// It is in a pod of a StatefulSet.
+    Kubernetes,
     /// It runs outside the gateway's control: it can only be drained and probed.
     External,
 }
@@ -36,11 +38,12 @@ impl DriverKind {
         self != Self::External
     }
 
-    /// `process`, `command`, `external`.
+    /// `process`, `command`, `kubernetes`, `external`.
     pub fn label(self) -> &'static str {
         match self {
             Self::Process => "process",
             Self::Command => "command",
+            Self::Kubernetes => "kubernetes",
             Self::External => "external",
         }
     }
@@ -170,6 +173,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// may have died between a start and its journal entry. Pass the result to [`Driver::adopt`].
     async fn find_running(&self) -> Option<EngineIdentity>;
 
+    /// The flags that the engine which was found has, where the driver can tell: others may have changed them.
+    fn running_settings(&self) -> Option<EngineSettings> {
+        None
+    }
+
     /// Takes control of an engine that an earlier gateway started; `false` when none of its processes is left. When its
     /// leader is gone and only descendants are left, its status is [`EngineStatus::Ended`], and it must be stopped.
     ///
@@ -205,6 +213,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// How far the start is; `None` where there is no log to follow.
     fn progress(&self) -> Option<watch::Receiver<StartProgress>>;
+
+    /// Whether an engine that was found has served before.
+    fn is_warm(&self) -> bool {
+        true
+    }
+
+    /// What an operator should know of an engine that serves.
+    fn remark(&self) -> Option<String> {
+        None
+    }
 
     /// Why the engine ended, from its log. For an engine whose status is [`EngineStatus::Ended`].
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure;

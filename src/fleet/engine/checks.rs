@@ -4,12 +4,14 @@
 //! a failure ends the start. Bounds: [`GOLDEN_TOKENS`] and [`WARM_UP_TOKENS`] per generation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
 use super::client::{base_model, generate, served_models};
 use super::context::EngineContext;
 use super::lifecycle::StepFailure;
+use sluice_gateway::pool::Address;
 
 /// Length of a golden generation: long enough to differ, short enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;
@@ -75,9 +77,24 @@ pub(super) async fn warm_up(context: &EngineContext) -> Result<(), StepFailure> 
     }
     let Some(base) = base_model(served_models(&spec.address, spec.request_timeout).await?) else { return Ok(()) };
     context.set_detail(format!("{rounds} generations"));
+    generate_at_once(&spec.address, &base, rounds).await
+}
+
+/// Warms up an engine that the gateway does not run: it must generate, and then some generations run at the same time.
+///
+/// # Errors
+/// What failed.
+pub async fn warm_up_external(address: &Arc<Address>, timeout: Duration, rounds: u32) -> Result<(), String> {
+    let served = served_models(address, timeout).await.map_err(|failure| failure.why)?;
+    let Some(base) = base_model(served) else { return Ok(()) };
+    generate(address, &base, "hello", 1).await.map_err(|why| format!("it is ready but does not generate: {why}"))?;
+    generate_at_once(address, &base, rounds).await.map_err(|failure| failure.why)
+}
+
+async fn generate_at_once(address: &Arc<Address>, base: &str, rounds: u32) -> Result<(), StepFailure> {
     let mut generations = JoinSet::new();
     for round in 0..rounds {
-        let (address, base) = (Arc::clone(&spec.address), base.clone());
+        let (address, base) = (Arc::clone(address), base.to_owned());
         // Different beginnings, because a cached prefix would skip the prefill.
         let prompt = format!("{round}{}", " warm".repeat(WARM_UP_WORDS));
         generations.spawn(async move { generate(&address, &base, &prompt, WARM_UP_TOKENS).await });

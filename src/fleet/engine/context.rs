@@ -103,6 +103,11 @@ impl EngineContext {
     pub(crate) fn describe(&self, spec: EngineSpec) {
         let before = self.spec.swap(Arc::new(spec));
         let now = self.spec();
+        if before.backend != now.backend {
+            // A pod has another address after each start: what its life cycle allows holds there, too.
+            let cordon = self.state.lock().lifecycle.cordon();
+            self.set_cordon(cordon.unwrap_or(Cordon::Starting));
+        }
         if before.adapters == now.adapters {
             return;
         }
@@ -128,7 +133,8 @@ impl EngineContext {
         match self.state.lock().trace.as_ref()? {
             EngineIdentity::Process { pid, .. } => Some(format!("{name} (pid {pid})")),
             EngineIdentity::Command => Some(format!("{name} (started by command)")),
-            EngineIdentity::External => None,
+            // The cluster runs it on.
+            EngineIdentity::Pod { .. } | EngineIdentity::External => None,
         }
     }
 
@@ -226,7 +232,7 @@ impl EngineContext {
         written.await.unwrap_or_else(|panicked| Err(std::io::Error::other(panicked)))
     }
 
-    fn record(&self) -> Record {
+    pub(super) fn record(&self) -> Record {
         let state = self.state.lock();
         Record {
             at: Timestamp::now().to_string(),

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::context::EngineContext;
 use super::lifecycle::{Event, RestartBlocked, Step, StepFailure};
 use super::preflight::check_replacement;
+use super::spec::EngineSpec;
 use super::{adapters, checks, client};
 use crate::driver::{EngineFailure, StopRules};
 use crate::{ReadyRules, wait_until_ready};
@@ -74,6 +75,9 @@ async fn hung(context: &EngineContext, step: Step) -> String {
     let mut down_since = None;
     loop {
         sleep(WATCH).await;
+        if context.spec().leaving {
+            return "its pod is being deleted".to_owned();
+        }
         let (Some(backend), true) = (context.backend(), step.in_rotation()) else { continue };
         // A counter, because an ejection may begin and end between two looks.
         if backend.hangs > hangs {
@@ -190,8 +194,36 @@ async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     ready(context).await
 }
 
+/// A pod has another address after each start, which is known a little later.
 async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
-    let spec = context.spec();
+    let begun = Instant::now();
+    loop {
+        let spec = context.spec();
+        let moved = async {
+            loop {
+                let now = context.spec();
+                if now.address.endpoint != spec.address.endpoint || now.leaving != spec.leaving {
+                    return;
+                }
+                sleep(WATCH).await;
+            }
+        };
+        tokio::select! {
+            ready = ready_at(context, &spec) => {
+                if ready.is_err() || !context.spec().leaving {
+                    return ready;
+                }
+            }
+            () = moved => {}
+        }
+        if begun.elapsed() > ReadyRules::default().total {
+            return Err(StepFailure::temporary(format!("it has had no address for {} s", begun.elapsed().as_secs())));
+        }
+        sleep(POLL).await;
+    }
+}
+
+async fn ready_at(context: &EngineContext, spec: &EngineSpec) -> Result<(), StepFailure> {
     let progress = context.driver.progress();
     let shown = async {
         let Some(progress) = progress else { return std::future::pending().await };

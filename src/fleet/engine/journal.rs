@@ -95,7 +95,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// Another gateway uses it.
-    #[error("fleet.state: {path} is used by another running sluice; stop it, or give this one its own folder", path = path.display())]
+    #[error("fleet.state: {path} is used by another running sluice; take over from it (serve --upgrade), stop it, or give this one its own folder", path = path.display())]
     Taken {
         /// The folder.
         path: PathBuf,
@@ -110,7 +110,9 @@ pub(crate) struct Journal {
     bytes: u64,
     bytes_max: u64,
     last: BTreeMap<String, Record>,
-    _lock: File,
+    lock: File,
+    /// Another gateway has it.
+    closed: bool,
 }
 
 impl Journal {
@@ -142,7 +144,7 @@ impl Journal {
         }
         let path = folder.join(NAMES[0]);
         let (file, bytes) = open_at_line_end(&path).map_err(at(path))?;
-        let mut journal = Self { folder: folder.to_owned(), file, bytes, bytes_max, last, _lock: lock };
+        let mut journal = Self { folder: folder.to_owned(), file, bytes, bytes_max, last, lock, closed: false };
         if had_secrets {
             let old = folder.join(NAMES[1]);
             journal.rotate().and_then(|()| std::fs::remove_file(&old)).map_err(at(old))?;
@@ -175,6 +177,9 @@ impl Journal {
     /// # Errors
     /// The disk's error; then the step must not begin.
     pub(crate) fn write(&mut self, record: Record) -> io::Result<()> {
+        if self.closed {
+            return Err(io::Error::other("another gateway has taken it over"));
+        }
         let line = line_of(&record)?;
         if self.bytes + line.len() as u64 > self.bytes_max {
             self.rotate()?;
@@ -187,6 +192,14 @@ impl Journal {
         self.bytes += line.len() as u64;
         self.last.insert(record.backend.clone(), record);
         Ok(())
+    }
+
+    /// Unlocks the folder for another gateway: from here on every write fails.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        if let Err(error) = self.lock.unlock() {
+            tracing::error!(folder = %self.folder.display(), %error, "the journal cannot be unlocked");
+        }
     }
 
     /// Forgets a backend that is no longer configured and whose engine is gone: the next file begins without it.
@@ -378,7 +391,7 @@ mod tests {
     fn a_lock_that_a_process_shares_until_it_runs_its_program_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let journal = Journal::open(folder.path()).unwrap();
-        let mut shared = Some(journal._lock.try_clone().unwrap());
+        let mut shared = Some(journal.lock.try_clone().unwrap());
         drop(journal);
         assert!(matches!(Journal::open(folder.path()), Err(JournalError::Taken { .. })), "it stays taken");
         // The process runs its program after the first attempt.

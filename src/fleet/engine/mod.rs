@@ -5,7 +5,7 @@
 //! coordinator's.
 
 pub(crate) mod adapters;
-mod checks;
+pub(crate) mod checks;
 mod client;
 pub(crate) mod context;
 mod effects;

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use super::context::EngineContext;
-use super::journal::Record;
-use super::lifecycle::{Difference, Recovery, Survivor};
+use super::journal::{Record, Setup};
+use super::lifecycle::{Difference, Lifecycle, Recovery, Survivor};
 use super::spec::EngineSpec;
 use super::view::flag_line;
 use crate::driver::{DriverKind, EngineIdentity};
@@ -29,7 +29,13 @@ pub(super) async fn recover(context: &EngineContext) {
         (Some(_), OnStart::Adopt) => Survivor::Adoptable,
         (Some(_), OnStart::Stop) => Survivor::ToStop,
     };
-    let difference = record.as_ref().map_or(Difference::None, |record| difference(record, &spec));
+    let (record, difference) = match changed_elsewhere(context, &spec, record.as_ref()).filter(|_| found.is_some()) {
+        Some(record) => (Some(record), Difference::Flags),
+        None => {
+            let difference = record.as_ref().map_or(Difference::None, |record| difference(record, &spec));
+            (record, difference)
+        }
+    };
     let mut state = context.state.lock();
     if let Some(engine) = &found {
         state.history.running(engine);
@@ -54,11 +60,24 @@ pub(super) async fn recover(context: &EngineContext) {
             tracing::info!(backend = %spec.name, alive, step, "continues what an earlier gateway began");
         }
     }
+    state.lifecycle.adopted &= context.driver.is_warm();
     let settings = &state.lifecycle.wanted.settings;
     if recovery != Recovery::New && difference == Difference::None && *settings != spec.settings {
         let settings = flag_line(settings);
         tracing::info!(backend = %spec.name, settings, "flags were changed since the configuration (restart --reset undoes that)");
     }
+}
+
+/// A record of an engine whose flags are not those of the journal, or of the configuration where there is no journal.
+fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<&Record>) -> Option<Record> {
+    let settings = context.driver.running_settings()?;
+    if settings == *record.map_or(&spec.settings, |record| &record.lifecycle.wanted.settings) {
+        return None;
+    }
+    tracing::info!(backend = %spec.name, settings = %flag_line(&settings), "its engine runs with other flags than expected");
+    let setup = Setup { settings, configured: String::new() };
+    let record = context.record();
+    Some(Record { lifecycle: Lifecycle::new(setup), ..record })
 }
 
 fn difference(record: &Record, spec: &EngineSpec) -> Difference {
@@ -91,8 +110,8 @@ async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Opt
         None => return None,
     };
     match context.driver.adopt(&trace).await {
-        // An engine that commands start has no further settings.
-        Ok(true) if trace == EngineIdentity::Command => Some(trace),
+        // An engine that commands start has no further settings, and a pod shows its own.
+        Ok(true) if matches!(trace, EngineIdentity::Command | EngineIdentity::Pod { .. }) => Some(trace),
         Ok(_) => {
             tracing::warn!(backend = %name, "found processes of an engine that is not in the journal; they are stopped");
             None

@@ -31,6 +31,8 @@ pub struct EngineSpec {
     pub identity: String,
     /// Everything about it that only a restart changes, as a digest.
     pub configured: String,
+    /// Its pod is being deleted, or there is none at the moment.
+    pub leaving: bool,
     /// The slots that its pool gives it.
     pub slots: u32,
     /// Pools that requests of its pool may spill to.
@@ -59,7 +61,7 @@ impl EngineSpec {
     fn devices(&self) -> Option<&[u16]> {
         match &self.target {
             Target::Launch(launch) if !launch.gpu.is_empty() => Some(&launch.gpu),
-            Target::Launch(_) | Target::Url(_) | Target::Control(..) => None,
+            Target::Launch(_) | Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
         }
     }
 

@@ -15,7 +15,7 @@ use sluice_gateway::config::ArgValue;
 pub struct EngineView {
     /// `pool/backend`.
     pub backend: String,
-    /// The driver: process, command.
+    /// The driver: process, command, kubernetes.
     pub driver: String,
     /// The step of its life.
     pub step: String,
@@ -97,7 +97,7 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         restarts_total: state.history.restarts,
         crashes_total: state.history.crashes,
         started: state.history.started,
-        why: life.why.clone(),
+        why: life.why.clone().or_else(|| context.driver.remark()),
     }
 }
 

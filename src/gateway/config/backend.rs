@@ -2,7 +2,8 @@
 //!
 //! Three kinds, distinguished by what is written: `url` alone is an engine that is run without the gateway; `launch` is one
 //! that the gateway runs on this machine; `url` with `control` is one that commands start and stop elsewhere. The file has
-//! all three keys ([`BackendTable`]); the rest of the gateway sees a [`Target`].
+//! all three keys ([`BackendTable`]); the rest of the gateway sees a [`Target`]. Backends of a pool with a `kubernetes` table are
+//! not written: see `pods`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -95,6 +96,8 @@ pub struct Backend {
     pub tls: Option<UpstreamTls>,
     /// How to connect with TLS, after all tables have been looked at; `None`: without.
     pub connection: Option<ClientTls>,
+    /// It gets no new requests: its pod is being deleted, or is not ready.
+    pub cordoned: bool,
 }
 
 /// Where a backend is, and who runs its engine.
@@ -106,6 +109,33 @@ pub enum Target {
     Launch(Launch),
     /// An engine that commands start and stop, wherever it runs.
     Control(Endpoint, Control),
+    /// An engine in a pod, which the gateway restarts with other arguments.
+    Pod(Endpoint, PodEngine),
+}
+
+/// How a pod's engine is started with other arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodEngine {
+    /// The pod.
+    pub pod: String,
+    /// Its namespace; `None`: that of the gateway.
+    pub namespace: Option<String>,
+    /// The StatefulSet that it belongs to.
+    pub statefulset: String,
+    /// The container of the engine.
+    pub container: String,
+    /// Flags of vLLM that the gateway sets.
+    pub args: BTreeMap<String, ArgValue>,
+}
+
+impl PodEngine {
+    /// All that distinguishes it from another, secrets in clear: for a digest. Without the address, which each start changes.
+    fn compared(&self) -> Vec<u8> {
+        let args: Vec<_> = self.args.iter().map(|(name, value)| (name, value.expose())).collect();
+        let place = (&self.pod, &self.namespace, &self.statefulset, &self.container);
+        // Cannot fail: all keys are strings.
+        serde_json::to_vec(&(place, args)).unwrap_or_default()
+    }
 }
 
 impl Target {
@@ -117,8 +147,9 @@ impl Target {
             Self::Url(_) => {}
             Self::Launch(launch) => launch.show(&names).write_compared(&mut bytes),
             Self::Control(_, control) => control.show(&names).write_compared(&mut bytes),
+            Self::Pod(_, engine) => bytes = engine.compared(),
         }
-        if !matches!(self, Self::Launch(_)) {
+        if matches!(self, Self::Url(_) | Self::Control(..)) {
             Shown::Value(self.endpoint().to_string()).write_compared(&mut bytes);
         }
         bytes
@@ -132,6 +163,7 @@ impl Target {
             Self::Url(_) => return None,
             Self::Launch(launch) => &mut launch.args,
             Self::Control(_, control) => &mut control.args,
+            Self::Pod(_, engine) => &mut engine.args,
         };
         let (secret, settings) = std::mem::take(args).into_iter().partition(|(name, value)| value.is_secret(name));
         *args = secret;
@@ -141,7 +173,7 @@ impl Target {
     /// Where requests go.
     pub fn endpoint(&self) -> Endpoint {
         match self {
-            Self::Url(endpoint) | Self::Control(endpoint, _) => endpoint.clone(),
+            Self::Url(endpoint) | Self::Control(endpoint, _) | Self::Pod(endpoint, _) => endpoint.clone(),
             Self::Launch(launch) => Endpoint {
                 https: ["ssl-certfile", "ssl_certfile"].iter().any(|flag| launch.args.contains_key(*flag)),
                 host: "127.0.0.1".to_owned(),
@@ -177,14 +209,14 @@ impl Setting for Backend {
             (None, Some(control), url) => Target::Control(url, control),
             (None, None, url) => Target::Url(url),
         };
-        Some(Self { name, target, weight, api_key, tls, connection: None })
+        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key, tls, connection: _ } = self.clone();
+        let Self { name, target, weight, api_key, tls, connection: _, cordoned: _ } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
-            Target::Url(url) => (Some(url), None, None),
+            Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),
             Target::Launch(launch) => (None, Some(launch), None),
             Target::Control(url, control) => (Some(url), None, Some(control)),
         };

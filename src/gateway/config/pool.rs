@@ -15,6 +15,7 @@ use super::file::Entry;
 use super::key::KeySpec;
 use super::limits;
 use super::model::ModelScope;
+use super::pods::Pods;
 use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::server::Slo;
@@ -72,6 +73,9 @@ table! {
         pub slo: Slo = table();
         /// TLS to the backends of this pool that have an https url, where they have no such table of their own.
         pub tls: Option<UpstreamTls> = optional("the CAs that this machine trusts, and no own certificate");
+        /// Backends that are pods of a Kubernetes cluster, instead of tables `backend`. Pods come and go while the gateway runs. It
+        /// reaches the API server as its service account, or as KUBECONFIG says.
+        pub kubernetes: Option<Pods> = optional("backends are listed");
         /// One table per vLLM server.
         pub backends as "backend": Vec<Backend> = tables(limits::MAX_BACKENDS).in_force();
     }

@@ -77,6 +77,14 @@ pub enum Situation {
     NoPool,
     #[error("the pool has no backend; add [[pool.backend]] with a url")]
     NoBackend,
+    #[error("this sluice was built without kubernetes; build it with --features kubernetes, or remove the table")]
+    WithoutKubernetes,
+    #[error("a pool has pods (kubernetes) or listed backends; make two pools of them")]
+    PodsAndBackends,
+    #[error("the gateway sets arguments of the pods of a StatefulSet only; name it with statefulset, or remove args")]
+    ArgsWithoutStatefulset,
+    #[error("a pod shows its arguments; give its container this secret as a variable, such as VLLM_API_KEY")]
+    SecretInPodArgs,
     #[error("the list is empty; name at least one model, or \"*\" for all")]
     NoModels,
     #[error("\"*\" already means all models; remove it or the names beside it")]
@@ -215,8 +223,8 @@ pub enum Situation {
         "this sluice was built without tracing; build it with --features otel, or install a published package, or remove the table"
     )]
     WithoutTracing,
-    #[error("'{found}' ends in /v1/traces, which the gateway adds itself; leave it out")]
-    TracesPath { found: String },
+    #[error("'{found}' ends in {path}, which the gateway adds itself; leave it out")]
+    CollectorPath { found: String, path: &'static str },
     #[error("4317 is usually the port of OTLP over gRPC, which is not supported; OTLP over HTTP is usually on 4318")]
     GrpcPort,
 
@@ -282,12 +290,10 @@ impl Situation {
             | Self::Duplicate { .. } => Topic::Names,
             Self::UnknownModel { .. } | Self::UnknownPool { .. } | Self::UnknownBackend { .. } => Topic::Names,
             Self::UnknownKeyName { .. } | Self::FlagName { .. } => Topic::Names,
-            Self::NoPool | Self::NoBackend | Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => {
-                Topic::Pools
-            }
-            Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } | Self::LongNeverRuns { .. } => {
-                Topic::Pools
-            }
+            Self::NoPool | Self::NoBackend | Self::WithoutKubernetes | Self::PodsAndBackends => Topic::Pools,
+            Self::ArgsWithoutStatefulset | Self::SecretInPodArgs | Self::LongNeverRuns { .. } => Topic::Pools,
+            Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
+            Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
             Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork => Topic::Pools,
             Self::UrlAndLaunch | Self::NeitherUrlNorLaunch | Self::ControlWithoutUrl | Self::Url { .. } => {
                 Topic::Backends
@@ -314,7 +320,7 @@ impl Situation {
             }
             Self::OtherLayer { .. } | Self::EmptyTraffic | Self::RampOrder | Self::Ramp { .. } => Topic::Experiments,
             Self::Window { .. } | Self::TunerFlag { .. } => Topic::Tuner,
-            Self::WithoutTracing | Self::TracesPath { .. } | Self::GrpcPort => Topic::Tracing,
+            Self::WithoutTracing | Self::CollectorPath { .. } | Self::GrpcPort => Topic::Tracing,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::limits;
 use super::model::Model;
 use super::pool::{Policy, Pool};
 use super::problem::Situation;
+use super::put_pods;
 use super::report::{Claimed, Report};
 use super::root::Config;
 use super::server::{AccessLog, LogTarget, Server, Slo};
@@ -175,7 +176,8 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     if pool.policy == Policy::PrefixAffinity {
         report.add_at(&at("policy"), Situation::AffinityIsLeastWork);
     }
-    if pool.backends.is_empty() && report.is_sound(&at("backend")) {
+    put_pods::check(pool, path, report);
+    if pool.backends.is_empty() && pool.kubernetes.is_none() && report.is_sound(&at("backend")) {
         report.add_at(&at("backend"), Situation::NoBackend);
     }
     let mut names = Claimed::default();
@@ -188,7 +190,7 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
 
 fn check_commands(backend: &Backend, path: &str, report: &mut Report<'_>) {
     let commands = match &backend.target {
-        Target::Url(_) => vec![],
+        Target::Url(_) | Target::Pod(..) => vec![],
         Target::Launch(launch) => vec![("launch.command", &launch.command)],
         Target::Control(_, control) => vec![("control.start", &control.start), ("control.stop", &control.stop)],
     };

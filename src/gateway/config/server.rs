@@ -25,7 +25,7 @@ table! {
     /// Sockets, threads and limits of the client side.
     pub struct Server {
         /// Clients connect here. The default is reachable from this machine only; ":8080" listens on all networks, as
-        /// "0.0.0.0:8080" does, and "[::]:8080" also with IPv6. `/health` is 200 while the gateway runs, `/ready` while every
+        /// "0.0.0.0:8080" does, and "[::]:8080" also with IPv6. `/health` is 200 while the gateway runs, `/ready` while a
         /// pool has a backend that takes requests.
         pub listen: SocketAddr = default("127.0.0.1:8080").needs_restart();
         /// Metrics, dashboard and admin API. Never the port of `listen`, so that clients cannot reach it. An address that other

@@ -1,8 +1,8 @@
-//! `[tracing]`: where traces of requests go, and of how many requests.
+//! `[tracing]`: where traces of requests go, and of how many requests; metrics too, if wanted.
 //!
 //! The protocol is OTLP over HTTP with protobuf, which every OpenTelemetry collector takes. Sending them is a cargo feature
 //! (`otel`); without it, the table is an error that says how to get a gateway with tracing. The share of sampled traces is
-//! applied by the request path (`flow/trace.rs`), the rest by `telemetry/traces`.
+//! applied by the request path (`flow/trace.rs`), the rest by `telemetry/otlp`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,13 +19,17 @@ use crate::tls::{Certificates, ClientSettings, ClientTls, Roots, TlsError};
 
 /// Where collectors take traces, below their address.
 pub const TRACES_PATH: &str = "/v1/traces";
+/// Where they take metrics.
+pub const METRICS_PATH: &str = "/v1/metrics";
 /// The usual port of OTLP over gRPC.
 const GRPC_PORT: u16 = 4317;
+/// A page of metrics takes some milliseconds to write and may have megabytes.
+const METRICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// Whether this gateway can send traces.
 const IS_BUILT: bool = cfg!(feature = "otel");
 
 table! {
-    /// Traces of requests, for an OpenTelemetry collector.
+    /// Traces of requests and metrics, for an OpenTelemetry collector.
     pub struct Tracing {
         /// Address of the collector, which gets OTLP over HTTP with protobuf at /v1/traces below it. If it is slow or gone,
         /// traces are dropped and counted; requests do not wait.
@@ -40,7 +44,10 @@ table! {
         /// Headers for the collector, such as credentials. "env:NAME" and "file:PATH" stand for the value of a variable of the
         /// gateway and for the content of a file. Values are never shown.
         pub headers: BTreeMap<String, Secret> = table().example("authorization = \"env:OTLP_AUTHORIZATION\"");
-        /// How long the collector may take to accept traces.
+        /// How often the collector gets all metrics too, at /v1/metrics; 0s: never, else at least 1s. They are those of the metrics page, which
+        /// Prometheus scrapes without this.
+        pub metrics_interval: Duration = duration_or_zero("0s").example("30s");
+        /// How long the collector may take to accept traces or metrics.
         pub timeout: Duration = duration("10s");
         /// Traces that wait to be sent. When it is full, further ones are dropped.
         pub queue: usize = default("2048").within("1", "65536");
@@ -80,6 +87,11 @@ impl Tracing {
                 report.add_at(&path, Situation::SecretLetters);
             }
         }
+        let interval = self.metrics_interval;
+        if !interval.is_zero() && interval < METRICS_INTERVAL_MIN {
+            let (found, min, max) = (format!("{interval:?}"), "1s".to_owned(), "30d".to_owned());
+            report.add_at("tracing.metrics_interval", Situation::OutOfRange { found, min, max });
+        }
         if !report.is_sound("tracing.endpoint") {
             return;
         }
@@ -96,6 +108,6 @@ impl Tracing {
 
 /// Whether an address is one below which the gateway can add its path.
 fn check_collector(url: &str) -> Result<(), Situation> {
-    let ends = url.trim_end_matches('/').ends_with(TRACES_PATH);
-    if ends { Err(Situation::TracesPath { found: url.to_owned() }) } else { Ok(()) }
+    let ends = [TRACES_PATH, METRICS_PATH].into_iter().find(|path| url.trim_end_matches('/').ends_with(path));
+    ends.map_or(Ok(()), |path| Err(Situation::CollectorPath { found: url.to_owned(), path }))
 }

@@ -83,6 +83,7 @@ pub struct Flow<U, R> {
     copies: CopyQueue,
     leaving: AtomicBool,
     closing: AtomicBool,
+    handed_over: AtomicBool,
     /// Cancelled by [`Flow::abort_all`].
     abort: CancellationToken,
 }
@@ -99,6 +100,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             copies: CopyQueue::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
             abort: CancellationToken::new(),
         }
     }
@@ -158,6 +160,18 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// Whether [`Flow::close`] was called.
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// Another process accepts connections now: those that are open here are closed with their next response. Copies are cut, and
+    /// no more are sent.
+    pub fn hand_over(&self) {
+        self.handed_over.store(true, Ordering::Release);
+        self.admission.close_to_copies();
+    }
+
+    /// Whether [`Flow::hand_over`] was called.
+    pub fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire)
     }
 
     /// Ends every request that waits or runs. A client whose stream has begun receives an error event; a client without a

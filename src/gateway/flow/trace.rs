@@ -2,7 +2,7 @@
 //!
 //! The decision to sample is made before the request is sent, because the engine learns of it: the `traceparent` of a sampled
 //! request names the span of the attempt, so that the engine's span lies below it. Otherwise the headers of the client are
-//! passed on as they are. Spans are built from the finished record (`telemetry/traces`); here only times are noted, once for each wait and
+//! passed on as they are. Spans are built from the finished record (`telemetry/otlp`); here only times are noted, once for each wait and
 //! each attempt.
 //!
 //! Bounds: [`STEPS_MAX`] steps. A request whose trace is unknown costs nothing.

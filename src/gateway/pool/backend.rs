@@ -19,6 +19,7 @@ use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
 use super::prefix::EngineCache;
 use super::running_copies::RunningCopies;
+use super::share::Share;
 use super::spec::{Address, BackendSpec};
 use sluice_core::base::{BackendId, PoolId};
 
@@ -102,6 +103,10 @@ pub(super) struct BackendState {
     /// Limit of slots below the configured one.
     ceiling: Option<u32>,
     pub(super) used: CapacityUsage,
+    /// What other gateways use here; see `foreign.rs`.
+    pub(super) foreign: Share,
+    /// What this gateway may use here, where another one divides the limits.
+    pub(super) share: Option<Share>,
     /// Copies that run here; not in `used`.
     pub(super) copies: RunningCopies,
     pub(super) health: BackendHealth,
@@ -146,6 +151,8 @@ impl BackendState {
             configured: limits,
             ceiling: None,
             used: CapacityUsage::default(),
+            foreign: Share::default(),
+            share: None,
             copies: RunningCopies::default(),
             health: BackendHealth::default(),
             fault_lines: FaultLines::default(),
@@ -207,16 +214,19 @@ impl BackendState {
 
     /// What a choice sees of it until it changes, with times in seconds since `epoch`.
     pub(super) fn candidate(&self, id: BackendId, epoch: Instant) -> Candidate {
-        let used = &self.used;
+        let (used, occupied) = (&self.used, self.occupied());
         let left = |limit: Option<u64>, used: u64| limit.map_or(u64::MAX, |limit| limit.saturating_sub(used));
         let trial_is_taken = self.health.allowance().is_some_and(|requests| used.requests >= requests);
         let closed = trial_is_taken || !self.in_rotation();
         Candidate {
             id,
-            free_slots: if closed { 0 } else { self.limits.slots.saturating_sub(used.slots) },
-            free_tokens: left(self.limits.tokens, used.tokens),
+            free_slots: if closed { 0 } else { self.limits.slots.saturating_sub(occupied.slots) },
+            free_tokens: left(self.limits.tokens, occupied.tokens),
             // A prompt above the limit runs when no other is in prefill.
-            free_prefill: left(self.limits.prefill_tokens.filter(|_| used.prefill_tokens > 0), used.prefill_tokens),
+            free_prefill: left(
+                self.limits.prefill_tokens.filter(|_| occupied.prefill_tokens > 0),
+                occupied.prefill_tokens,
+            ),
             weight: self.weight,
             // Room is that of requests; load is also that of copies.
             requests: used.requests + self.copies.len(),
@@ -236,7 +246,7 @@ impl BackendState {
     /// Takes what `need` asks for, as the request with this number, of whose prompt the engine is expected to have `cached`
     /// tokens; also how many seconds of prefill were before it. Copies that have its room are cut.
     pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Allocation, f64) {
-        self.copies.make_room(&self.used, &self.limits, need);
+        self.copies.make_room(&self.occupied(), &self.limits, need);
         let (ahead, _) = self.load.remaining(&self.used, now);
         self.load.add(need.prompt_tokens - cached, &self.used, now, serial);
         self.cache.write(need.tokens() - cached);
@@ -295,12 +305,12 @@ impl BackendState {
         match self.health.allowance() {
             Some(requests) if self.used.requests >= requests => Fit::Full,
             _ if !self.in_rotation() => Fit::Full,
-            _ => self.used.fit(&self.limits, need),
+            _ => self.occupied().fit(&self.limits, need),
         }
     }
 
     /// Whether a long prompt would find a permit.
     pub(super) fn has_permit(&self) -> bool {
-        self.limits.long_prefix.is_none_or(|long| self.used.long_prefills < long.slots)
+        self.limits.long_prefix.is_none_or(|long| self.occupied().long_prefills < long.slots)
     }
 }

@@ -49,7 +49,7 @@ impl AdmissionState {
             return None;
         }
         let found = self.backend(backend)?;
-        if !found.copies.fit(&found.used, &found.limits, &request.need) {
+        if !found.copies.fit(&found.occupied(), &found.limits, &request.need) {
             return None;
         }
         let cached = self.expect_cached(home, backend, request)?;

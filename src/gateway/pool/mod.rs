@@ -7,7 +7,7 @@
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
 //! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! shadow arms may use, `foreign.rs` what other gateways use, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 pub mod capacity;
@@ -24,6 +24,7 @@ mod request;
 mod prefix;
 mod engine_load;
 mod running_copies;
+mod share;
 mod backend;
 mod grant;
 mod room;
@@ -39,6 +40,7 @@ pub mod view;
 pub mod lease;
 pub mod admission;
 mod copies;
+pub mod foreign;
 
 #[cfg(test)]
 mod tests;
@@ -49,9 +51,11 @@ pub use backend::Cordon;
 pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use fault_report::FaultReport;
+pub use foreign::Claim;
 pub use health::{BackendFault, HealthRules, Phase, Verdict};
 pub use lease::{Lease, Ticket, WaitResult};
 pub use queue::QueueOrder;
 pub use request::AdmissionRequest;
+pub use share::Share;
 pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use view::{BackendView, PoolView};

@@ -122,8 +122,9 @@ impl BackendState {
 
     /// What must be given back here before `need` fits: slots, then tokens.
     fn shortage(&self, need: &Need) -> (u64, u64) {
-        let slots = u64::from(self.used.slots) + u64::from(need.slots);
-        let tokens = self.used.tokens.saturating_add(need.tokens());
+        let occupied = self.occupied();
+        let slots = u64::from(occupied.slots) + u64::from(need.slots);
+        let tokens = occupied.tokens.saturating_add(need.tokens());
         let limit = self.limits.tokens.unwrap_or(u64::MAX);
         (slots.saturating_sub(self.limits.slots.into()), tokens.saturating_sub(limit))
     }

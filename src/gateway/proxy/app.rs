@@ -404,7 +404,7 @@ impl HttpServerApp for Gateway {
         Box::pin(async move {
             let next = match self.read_head(&mut session, shutdown).await {
                 Ok(()) => {
-                    if self.flow.is_closing() {
+                    if self.flow.is_closing() || self.flow.is_handed_over() {
                         session.set_keepalive(None);
                     }
                     self.serve(&mut session, shutdown).await

@@ -3,7 +3,7 @@
 //! Each stream is served in its own task, by the same code as an HTTP/1.1 request. This file drives the connection. A reset of
 //! a stream cancels one request; the end of the connection cancels all of them.
 //!
-//! Shutdown: GOAWAY is sent, and open streams finish. A connection without streams for `server.keepalive` gets GOAWAY, too, and
+//! Shutdown, and hand-over of the port to another process: GOAWAY is sent, and open streams finish. A connection without streams for `server.keepalive` gets GOAWAY, too, and
 //! has [`CLOSE_MAX`] to close.
 //!
 //! Limits per connection:
@@ -31,11 +31,11 @@ use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
 use pingora::protocols::{Digest, Stream};
-use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::clients::CountedConnection;
+use super::ending::Ends;
 use super::socket::ClientSocket;
 use super::transport::SEND_TIMEOUT;
 use crate::config::limits;
@@ -82,12 +82,12 @@ pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     socket: ClientSocket,
     counted: &CountedConnection,
     pauses: Pauses,
-    stop: &watch::Receiver<bool>,
+    ends: &Ends,
 ) {
     let streams = TaskTracker::new();
     // `TaskTracker::wait` returns only on a closed tracker; tasks can still be added.
     streams.close();
-    drive(app, socket, counted, pauses, stop, &streams).await;
+    drive(app, socket, counted, pauses, ends, &streams).await;
     // The connection has ended, so each request notices that its client has disconnected.
     streams.wait().await;
 }
@@ -97,7 +97,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     mut socket: ClientSocket,
     counted: &CountedConnection,
     pauses: Pauses,
-    stop: &watch::Receiver<bool>,
+    ends: &Ends,
     streams: &TaskTracker,
 ) {
     let flood = socket.watch_frames();
@@ -106,7 +106,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
         return;
     };
     let digest = Arc::new(Digest::default());
-    let (mut stopping, mut leaving, mut refused) = (stop.clone(), false, 0);
+    let (mut closing, mut leaving, mut refused) = (ends.clone(), false, 0);
     loop {
         if refused > REFUSED_MAX {
             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
@@ -122,7 +122,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 let _ = timeout(CLOSE_MAX, HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest))).await;
                 return;
             }
-            () = stopped(&mut stopping), if !leaving => {
+            () = closing.closed(), if !leaving => {
                 connection.graceful_shutdown();
                 leaving = true;
                 continue;
@@ -145,7 +145,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                     refused += 1;
                     continue;
                 };
-                let (app, stop) = (Arc::clone(app), stop.clone());
+                let (app, stop) = (Arc::clone(app), ends.stop.clone());
                 streams.spawn(async move {
                     let _counted = counted;
                     // A stream is not reused, so the result is ignored.
@@ -190,11 +190,6 @@ pub(super) async fn deliver(session: &mut ServerSession) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
-/// Waits until the gateway shuts down. A function of its own, because the guard that `wait_for` returns is not `Send`.
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stopping| *stopping).await;
-}
-
 /// Waits until no request has been open for `pause`.
 async fn without_streams(streams: &TaskTracker, pause: Duration) {
     streams.wait().await;
@@ -209,6 +204,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::super::clients::ClientLimits;
+    use super::super::ending::Ending;
     use super::super::transport::Transport;
     use super::*;
 
@@ -219,7 +215,7 @@ mod tests {
         fn process_new_http<'a, 'b, 'c>(
             self: &'a Arc<Self>,
             _session: ServerSession,
-            _shutdown: &'b watch::Receiver<bool>,
+            _shutdown: &'b tokio::sync::watch::Receiver<bool>,
         ) -> Pin<Box<dyn Future<Output = Option<ReusedHttpStream>> + Send + 'c>>
         where
             'a: 'c,
@@ -236,10 +232,11 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let server = Transport::plain(listener.accept().await.unwrap().0);
         let pauses = Pauses { preface: Duration::from_secs(10), idle: 2 * SEND_TIMEOUT };
-        let (_stop, stopping) = watch::channel(false);
+        let ending = Ending::default();
+        let ends = ending.watch();
         let counted = Arc::new(ClientLimits::default()).connected([127, 0, 0, 1].into()).unwrap();
         let serving = tokio::spawn(async move {
-            serve(&Arc::new(NoApp), ClientSocket::new(server, false), &counted, pauses, &stopping).await;
+            serve(&Arc::new(NoApp), ClientSocket::new(server, false), &counted, pauses, &ends).await;
         });
         let (_requests, connection) = h2::client::handshake(client).await.unwrap();
         let _driver = tokio::spawn(connection);

@@ -1,5 +1,10 @@
 //! The client port: accepts connections, and closes them on shutdown.
 //!
+//! A port that is handed over to another process is left ([`Ending::hand_over`]): its socket stays open there, so no connection is
+//! refused. Here, requests go on, the next response of each connection closes it (HTTP/1.1) or GOAWAY does (HTTP/2), and
+//! a connection without requests is closed after `server.keepalive` as ever: if it were closed at once, the client could be
+//! sending its next request.
+//!
 //! Why not pingora's `Server`: there a port in use is a panic (here an error message and exit code 1), shutdown takes a fixed
 //! grace period (here it ends with the last request), and a process can have only one (tests and the demo run several).
 //!
@@ -8,6 +13,7 @@
 //! descriptors, accepting pauses for [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +23,12 @@ use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::app::Gateway;
 use super::clients::CountedConnection;
+use super::ending::{Ending, Ends};
 use super::head::REFUSED_TIME;
 use super::http2::{self, Pauses};
 use super::socket::ClientSocket;
@@ -55,13 +62,18 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // Allows to bind the port while old connections are in TIME_WAIT. A port with a listener is still an error.
     socket.set_reuseaddr(true)?;
-    // Accepted connections inherit the keep-alive options.
-    socket.set_keepalive(true)?;
-    setsockopt(&socket, sockopt::TcpKeepIdle, &PROBE_AFTER)?;
-    setsockopt(&socket, sockopt::TcpKeepInterval, &PROBE_INTERVAL)?;
-    setsockopt(&socket, sockopt::TcpKeepCount, &PROBES)?;
+    probe_clients(&socket)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
+}
+
+/// Turns on TCP keep-alive, which accepted connections inherit.
+fn probe_clients(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
+    setsockopt(socket, sockopt::KeepAlive, &true)?;
+    setsockopt(socket, sockopt::TcpKeepIdle, &PROBE_AFTER)?;
+    setsockopt(socket, sockopt::TcpKeepInterval, &PROBE_INTERVAL)?;
+    setsockopt(socket, sockopt::TcpKeepCount, &PROBES)?;
+    Ok(())
 }
 
 /// A socket that could not be opened.
@@ -93,43 +105,48 @@ impl Listener {
         Ok(Self { socket, address })
     }
 
+    /// A socket that listens already: another process has opened it.
+    pub fn inherited(socket: std::net::TcpListener) -> std::io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        probe_clients(&socket)?;
+        let socket = TcpListener::from_std(socket)?;
+        let address = socket.local_addr()?;
+        Ok(Self { socket, address })
+    }
+
     /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts and serves connections until `stop` is true. Then waits for running requests, at most `server.drain_timeout`
+    /// Another descriptor of the socket, for another process. While it is open, the kernel completes connections.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+
+    /// Accepts and serves connections until `ending` says so. Then waits for running requests, at most `server.drain_timeout`
     /// and until `fast_shutdown` completes. Requests that are still running are then aborted and get [`ABORT_GRACE`] to end. Returns
     /// whether all requests ended before that.
     ///
     /// The future is boxed, so that the request path is compiled with this crate and not again with its caller.
-    pub fn serve(
-        self,
-        gateway: Arc<Gateway>,
-        stop: watch::Receiver<bool>,
-        fast_shutdown: BoxFuture<()>,
-    ) -> BoxFuture<bool> {
-        Box::pin(self.accept(gateway, stop, fast_shutdown))
+    pub fn serve(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> BoxFuture<bool> {
+        Box::pin(self.accept(gateway, ending, fast_shutdown))
     }
 
-    async fn accept(
-        self,
-        gateway: Arc<Gateway>,
-        mut stop: watch::Receiver<bool>,
-        fast_shutdown: BoxFuture<()>,
-    ) -> bool {
+    async fn accept(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> bool {
         let tasks = TaskTracker::new();
+        let mut ends = ending.watch();
         loop {
             let accepted = tokio::select! {
                 accepted = self.socket.accept() => accepted,
-                _ = stop.wait_for(|stopping| *stopping) => break,
+                () = ends.closed() => break,
             };
             match accepted {
                 Ok((connection, from)) => {
                     let Some(counted) = gateway.clients.connected(from.ip()) else { continue };
-                    let (gateway, stop) = (Arc::clone(&gateway), stop.clone());
+                    let (gateway, ends) = (Arc::clone(&gateway), ends.clone());
                     let config = Arc::clone(&gateway.flow.routing_table().config);
-                    tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, stop).await });
+                    tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, ends).await });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections; pausing");
@@ -138,13 +155,19 @@ impl Listener {
             }
         }
         drop(self.socket);
+        ending.has_closed();
         tasks.close();
-        let drain_timeout = gateway.flow.routing_table().config.server.drain_timeout;
+        let until = Instant::now() + gateway.flow.routing_table().config.server.drain_timeout;
         tokio::select! {
             biased;
             () = tasks.wait() => return true,
-            () = sleep(drain_timeout) => {}
+            () = sleep_until(until) => {}
             () = fast_shutdown => {}
+        }
+        // After a hand-over, connections without a request are still open.
+        ending.stop();
+        if gateway.flow.is_handed_over() && timeout(ABORT_GRACE, tasks.wait()).await.is_ok() {
+            return true;
         }
         gateway.flow.abort_all();
         let _ = timeout(ABORT_GRACE, tasks.wait()).await;
@@ -158,7 +181,7 @@ async fn serve_connection(
     connection: TcpStream,
     counted: CountedConnection,
     config: Arc<Config>,
-    mut stop: watch::Receiver<bool>,
+    mut ends: Ends,
 ) {
     // Tokens are small and must be sent without delay.
     let _ = connection.set_nodelay(true);
@@ -169,15 +192,15 @@ async fn serve_connection(
         // Boxed, so that its state is freed when it ends and not with the connection.
         established = Box::pin(Transport::establish(connection, counted.network(), config, idle, pause)) => established,
         // There is no request yet that could be lost.
-        _ = stop.wait_for(|stopping| *stopping) => return,
+        () = ends.stopped() => return,
     };
     match established {
-        Some((transport, Protocol::Http1)) => serve_http1(gateway, transport, &counted, &stop).await,
+        Some((transport, Protocol::Http1)) => serve_http1(gateway, transport, &counted, &ends.stop).await,
         // Over the limit. With HTTP/2 each request would have to be refused, so the connection is just closed.
         Some((_, Protocol::Http2)) if counted.refused => {}
         // Boxed, because its state is larger than that of an HTTP/1.1 connection.
         Some((transport, Protocol::Http2)) => {
-            Box::pin(http2::serve(gateway, ClientSocket::new(transport, false), &counted, pauses, &stop)).await;
+            Box::pin(http2::serve(gateway, ClientSocket::new(transport, false), &counted, pauses, &ends)).await;
         }
         None => {}
     }

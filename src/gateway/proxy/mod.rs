@@ -17,12 +17,13 @@
 //! | `socket.rs` | a client's socket: gathered writes, detection of disconnects |
 //! | `http2.rs`, `frames.rs` | an HTTP/2 connection and its limits |
 //! | `headers.rs` | which headers are forwarded |
-//! | `listener.rs` | accepting connections, shutdown |
+//! | `listener.rs`, `ending.rs` | accepting connections, shutdown, hand-over to another process |
 
 mod app;
 mod body;
 mod clients;
 mod downstream;
+mod ending;
 mod frames;
 mod head;
 mod headers;
@@ -34,5 +35,6 @@ mod upstream;
 
 pub use app::{Gateway, LocalRoutes, ProxyFlow};
 pub use clients::ClientLimits;
+pub use ending::{Ending, Ends};
 pub use listener::{ListenError, Listener, listen};
 pub use upstream::UpstreamConnector;

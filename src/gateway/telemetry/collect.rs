@@ -23,7 +23,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prometheus::proto::{LabelPair, Metric};
 use prometheus::{GaugeVec, Histogram, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 use tokio::time::Instant;
 
@@ -31,17 +30,18 @@ use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
 use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
-use super::exposition::PoolViews;
+use super::exposition::{PoolViews, shown};
 use super::families;
 use super::finished::{LastRequests, RequestView};
 use super::gauges::{Dropped, Scrape};
 use super::history::Resolution;
 use super::history_report::{self, HistoryReport};
+use super::openmetrics;
+#[cfg(feature = "otel")]
+use super::otlp::Exporter;
 use super::recent::{MinuteStats, verdict};
 use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
-#[cfg(feature = "otel")]
-use super::traces::Exporter;
 use super::tuner::{Tuner, TunerView};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
@@ -61,7 +61,7 @@ pub struct Telemetry {
     records: Option<AccessLogWriter>,
     observer: OnceLock<Observer>,
     #[cfg(feature = "otel")]
-    traces: Option<Exporter>,
+    exporter: Option<Exporter>,
     /// The beginning of the history.
     started: Instant,
     finished: LastRequests,
@@ -99,9 +99,10 @@ impl Telemetry {
         }
         #[cfg(feature = "otel")]
         if let Some(tracing) = &config.tracing {
-            let exporter = Exporter::start(tracing).map_err(TelemetryError::Traces)?;
+            let (registry, exemplars) = (telemetry.registry.clone(), telemetry.table.exemplars.clone());
+            let exporter = Exporter::start(tracing, registry, exemplars).map_err(TelemetryError::Traces)?;
             series::register(&telemetry.registry, exporter.metrics());
-            telemetry.traces = Some(exporter);
+            telemetry.exporter = Some(exporter);
         }
         telemetry.configured(config);
         Ok(telemetry)
@@ -133,7 +134,7 @@ impl Telemetry {
             records: None,
             observer: OnceLock::new(),
             #[cfg(feature = "otel")]
-            traces: None,
+            exporter: None,
             started: Instant::now(),
             finished: LastRequests::default(),
         }
@@ -193,13 +194,14 @@ impl Telemetry {
         self.certificates.with_label_values(&[&path.display().to_string()]).set(until);
     }
 
+    /// The metrics page in the format OpenMetrics, which has exemplars.
+    pub fn open_metrics(&self) -> String {
+        openmetrics::page(&shown(&self.registry), &self.table.exemplars.found())
+    }
+
     /// The metrics page, in Prometheus' text format.
     pub fn page(&self) -> String {
-        let mut families = self.registry.gather();
-        for family in &mut families {
-            family.mut_metric().retain(|metric| !is_unplaced_zero(metric));
-        }
-        families.retain(|family| !family.get_metric().is_empty());
+        let families = shown(&self.registry);
         let mut page = String::with_capacity(PAGE_BYTES);
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut page) {
             tracing::error!(%error, "the metrics page could not be written whole");
@@ -256,18 +258,10 @@ impl Telemetry {
             lines.flush();
         }
         #[cfg(feature = "otel")]
-        if let Some(traces) = &self.traces {
-            traces.flush();
+        if let Some(exporter) = &self.exporter {
+            exporter.flush();
         }
     }
-}
-
-/// Requests without a pool (refused before they were placed) have few of the metrics that are resolved for every
-/// combination of labels; the others would only be noise.
-fn is_unplaced_zero(metric: &Metric) -> bool {
-    let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
-    let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;
-    nothing && metric.get_label().iter().any(empty)
 }
 
 /// Room for the page of a small configuration; larger ones grow it.
@@ -298,8 +292,8 @@ impl Telemetry {
             lines.write(record);
         }
         #[cfg(feature = "otel")]
-        if let Some(traces) = &self.traces {
-            traces.take(record);
+        if let Some(exporter) = &self.exporter {
+            exporter.take(record);
         }
     }
 
@@ -324,7 +318,7 @@ impl Telemetry {
         }
         if record.outcome == Outcome::Completed {
             let e2el = record.stats.as_ref().and_then(|stats| stats.e2el).unwrap_or(record.total);
-            self.table.duration(&series, record).observe(seconds(e2el));
+            self.table.duration(&series, record).observe(seconds(e2el), record);
         }
         if let Outcome::Shed(reason) = record.outcome {
             series.home.shed(reason).inc();
@@ -345,7 +339,7 @@ impl Telemetry {
 fn placed(record: &Record, series: &Series) {
     let asked = record.backend.is_some() || record.outcome != Outcome::Refused;
     if asked {
-        series.home.queue_wait.observe(seconds(record.queue_wait));
+        series.home.queue_wait.observe(seconds(record.queue_wait), record);
     }
     if let Some(spill) = &series.spill {
         spill.inc();
@@ -362,12 +356,12 @@ fn retried(record: &Record, pool: &PoolSeries) {
 fn measured(record: &Record, stats: &StreamStats, series: &Series) {
     if record.stream && record.generates() {
         if let Some(ttft) = stats.ttft {
-            series.ttft.observe(seconds(ttft));
+            series.ttft.observe(seconds(ttft), record);
         }
         series.itl.merge(&stats.itl);
     }
     if let Some(tpot) = stats.tpot.filter(|_| record.outcome == Outcome::Completed && record.generates()) {
-        series.tpot.observe(seconds(tpot));
+        series.tpot.observe(seconds(tpot), record);
     }
     series.prompt.inc_by(record.prompt_tokens());
     series.cached.inc_by(stats.usage.cached.unwrap_or(0));

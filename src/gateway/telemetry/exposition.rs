@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use prometheus::Registry;
 use prometheus::core::Desc;
 use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
@@ -49,4 +50,22 @@ pub(super) fn family_of(family: &Family, kind: MetricType, metrics: Vec<Metric>)
     page.set_field_type(kind);
     page.set_metric(metrics);
     Some(page)
+}
+
+/// What there is to show of all families.
+pub(super) fn shown(registry: &Registry) -> Vec<MetricFamily> {
+    let mut families = registry.gather();
+    for family in &mut families {
+        family.mut_metric().retain(|metric| !is_unplaced_zero(metric));
+    }
+    families.retain(|family| !family.get_metric().is_empty());
+    families
+}
+
+/// Requests without a pool (refused before they were placed) have few of the metrics that are resolved for every
+/// combination of labels; the others would only be noise.
+fn is_unplaced_zero(metric: &Metric) -> bool {
+    let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
+    let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;
+    nothing && metric.get_label().iter().any(empty)
 }

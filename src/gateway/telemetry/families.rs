@@ -202,6 +202,9 @@ families! {
          tracing.queue was full; absent without tracing";
     TRACE_SPANS_REJECTED: "sluice_trace_spans_rejected_total" MetricKind::Counter, &[],
         "Spans that the collector did not take, of traces that it did; absent without tracing";
+    METRICS_EXPORTS: "sluice_metrics_exports_total" MetricKind::Counter, &["result"],
+        "Requests with all metrics to the collector of tracing.endpoint: sent, or failed (it refused, or did not answer in time); \
+         absent without tracing.metrics_interval";
     CLIENT_CONNECTIONS: "sluice_client_connections" MetricKind::Gauge, &[],
         "Open connections of clients and requests on connections with HTTP/2, those that are being refused included";
     CLIENT_CONNECTIONS_MAX: "sluice_client_connections_max" MetricKind::Gauge, &[],

@@ -2,7 +2,7 @@
 //!
 //! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
 //! last minute for `sluice status` · [`history`] has the last hour and [`finished`] the last requests for the live page ·
-//! [`access_log`] writes one JSON line per sampled request, `records` those that are replayed · `traces` sends spans to a
+//! [`access_log`] writes one JSON line per sampled request, `records` those that are replayed · `otlp` sends spans and metrics to a
 //! collector · [`log`] configures the gateway's own log.
 //!
 //! The request path hands over one finished record and does not wait: recording costs about a microsecond and takes no
@@ -21,13 +21,15 @@ mod history;
 mod history_report;
 mod buckets;
 mod exposition;
+mod exemplars;
 mod gauges;
 mod clients;
 mod experiments;
 mod tuner;
 mod engines;
+mod openmetrics;
 #[cfg(feature = "otel")]
-mod traces;
+mod otlp;
 mod salt;
 mod line;
 mod records;

@@ -17,6 +17,7 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterV
 use tokio::time::Instant;
 
 use super::buckets::{GapCounts, GapHistograms};
+use super::exemplars::{Exemplars, TracedHistogram};
 use super::exposition::pairs;
 use super::families::{self, Family, MetricKind};
 
@@ -72,10 +73,10 @@ fn text(label: &Option<Arc<str>>) -> &str {
 
 /// The series that requests of one combination update.
 pub(super) struct Series {
-    pub(super) ttft: Histogram,
-    pub(super) tpot: Histogram,
-    duration: Histogram,
-    other_duration: [OnceLock<Histogram>; ROUTES],
+    pub(super) ttft: TracedHistogram,
+    pub(super) tpot: TracedHistogram,
+    duration: TracedHistogram,
+    other_duration: [OnceLock<TracedHistogram>; ROUTES],
     pub(super) itl: Arc<GapCounts>,
     pub(super) prompt: IntCounter,
     pub(super) cached: IntCounter,
@@ -94,7 +95,7 @@ pub(super) struct Series {
 /// The series of one pool.
 pub(super) struct PoolSeries {
     pub(super) name: Arc<str>,
-    pub(super) queue_wait: Histogram,
+    pub(super) queue_wait: TracedHistogram,
     pub(super) shed: [IntCounter; ShedReason::ALL.len()],
     pub(super) retries: [IntCounter; RetryReason::ALL.len()],
     pub(super) recent: Recent,
@@ -137,6 +138,7 @@ pub(super) struct SeriesTable {
     spill: IntCounterVec,
     retries: IntCounterVec,
     slo: IntCounterVec,
+    pub(super) exemplars: Exemplars,
     series: Bounded<SeriesLabels, Series>,
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
     /// By class and pool.
@@ -164,6 +166,7 @@ impl SeriesTable {
             spill: counters(registry, &families::SPILL),
             retries: counters(registry, &families::RETRIES),
             slo: counters(registry, &families::SLO_REQUESTS),
+            exemplars: Exemplars::default(),
             series: Bounded::new(MAX_SERIES),
             pools: Bounded::new(MAX_POOLS_SEEN),
             histories: Bounded::new(MAX_HISTORIES),
@@ -211,13 +214,14 @@ impl SeriesTable {
     }
 
     /// The histogram of how long a request like this one took.
-    pub(super) fn duration<'a>(&self, series: &'a Series, record: &Record) -> &'a Histogram {
+    pub(super) fn duration<'a>(&self, series: &'a Series, record: &Record) -> &'a TracedHistogram {
         if record.generates() {
             return &series.duration;
         }
         let (route, position) = route(record);
         series.other_duration[position].get_or_init(|| {
-            self.other_duration.with_label_values(&[route, text(&series.labels.pool), text(&series.labels.model)])
+            let values = [route, text(&series.labels.pool), text(&series.labels.model)];
+            self.exemplars.histogram(&families::OTHER_REQUEST_DURATION, &self.other_duration, &values)
         })
     }
 
@@ -227,9 +231,9 @@ impl SeriesTable {
         let request = [pool, model, arm, class];
         let spilled = labels.pool != labels.class;
         Series {
-            ttft: self.ttft.with_label_values(&request),
-            tpot: self.tpot.with_label_values(&request),
-            duration: self.duration.with_label_values(&request),
+            ttft: self.exemplars.histogram(&families::TIME_TO_FIRST_TOKEN, &self.ttft, &request),
+            tpot: self.exemplars.histogram(&families::TIME_PER_OUTPUT_TOKEN, &self.tpot, &request),
+            duration: self.exemplars.histogram(&families::REQUEST_DURATION, &self.duration, &request),
             other_duration: [const { OnceLock::new() }; ROUTES],
             itl: self.itl.row(pairs(&families::INTER_TOKEN_LATENCY, &request)),
             prompt: self.prompt.with_label_values(&[pool, model, arm]),
@@ -249,7 +253,7 @@ impl SeriesTable {
     fn resolve_pool(&self, name: &str) -> PoolSeries {
         PoolSeries {
             name: name.into(),
-            queue_wait: self.queue_wait.with_label_values(&[name]),
+            queue_wait: self.exemplars.histogram(&families::QUEUE_WAIT_SECONDS, &self.queue_wait, &[name]),
             shed: ShedReason::ALL.map(|reason| self.shed.with_label_values(&[name, reason.label()])),
             retries: RetryReason::ALL.map(|reason| self.retries.with_label_values(&[name, reason.label()])),
             recent: Recent::new(Instant::now()),

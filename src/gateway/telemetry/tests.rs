@@ -208,8 +208,9 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
     telemetry.show_engines(vec!["serve"], || vec![EngineMetrics { started: Some(1.0), ..engine() }]);
     let page = telemetry.page();
-    // What is absent without a collector, in `traces/tests.rs`; and without records.
-    let is_absent = |name: &str| name.starts_with("sluice_trace") || name.starts_with("sluice_records");
+    // What is absent without a collector, in `otlp/tests.rs`; and without records.
+    let absent = ["sluice_trace", "sluice_metrics_exports", "sluice_records"];
+    let is_absent = |name: &str| absent.iter().any(|prefix| name.starts_with(prefix));
     for family in families::ALL.iter().filter(|family| !is_absent(family.name)) {
         let kind = match family.kind {
             MetricKind::Counter => "counter",

@@ -162,6 +162,8 @@ fn gateway() -> Vec<Panel> {
                 adds(increase("", "sluice_records_dropped_total"), "records lost").or_empty("no records are written"),
                 adds(increase(" by (result)", "sluice_traces_total"), "traces {{result}}").or_empty(NO_TRACES),
                 adds(increase("", "sluice_trace_spans_rejected_total"), "spans rejected").or_empty(NO_TRACES),
+                adds(increase(" by (result)", "sluice_metrics_exports_total"), "metrics {{result}}")
+                    .or_empty(NO_TRACES),
             ],
         )
         .wide(6),

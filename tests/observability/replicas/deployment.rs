@@ -89,6 +89,8 @@ fn config(ports: [u16; 2], engines: [u16; 2], own: bool) -> String {
     format!(
         "[server]\nlisten = \"127.0.0.1:{listen}\"\nadmin = \"127.0.0.1:{admin}\"\n\
          [slo]\nttft = \"200ms\"\ntpot = \"100ms\"\n\
+         [tracing]\nendpoint = \"http://127.0.0.1:9\"\nmetrics_interval = \"2s\"\n\
+         [records]\npath = \"records.jsonl\"\n\
          [[model]]\nname = \"m\"\n[[model]]\nname = \"n\"\n\
          [[pool]]\nname = \"short\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ max = \"2k\" }}\nslots = 16\n\
          long_prefix = {{ threshold = \"2k\", slots = 1 }}\n\

@@ -185,6 +185,8 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     panels(&asked, &mut complaints);
     rules(&asked, &mut complaints);
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    let traces = prometheus.exemplars("sluice_time_to_first_token_seconds_bucket");
+    assert!(!traces.is_empty() && traces.iter().all(|trace| trace.len() == 32), "{traces:?}");
     one_engine_less(&asked, &mut deployment);
 }
 

@@ -48,6 +48,7 @@ impl Prometheus {
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .arg("--enable-feature=exemplar-storage")
             .stdout(Stdio::null())
             .stderr(log);
         let process = Process::spawn(&mut command, "apt-get install prometheus");
@@ -62,6 +63,14 @@ impl Prometheus {
         let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         assert!(status == 200 && answer["status"] == "success", "{body}: {text}");
         answer["data"].clone()
+    }
+
+    /// The traces of the exemplars that it has of a histogram.
+    pub(crate) fn exemplars(&self, histogram: &str) -> Vec<String> {
+        let range = "start=0&end=4102444800";
+        let data = self.get("POST /api/v1/query_exemplars", &format!("query={}&{range}", escaped(histogram)));
+        let all = data.as_array().unwrap().iter().flat_map(|one| one["exemplars"].as_array().unwrap());
+        all.map(|one| one["labels"]["trace_id"].as_str().unwrap().to_owned()).collect()
     }
 
     /// The value of an expression at a time (seconds since 1970), or now. Values that are not numbers are left out.

@@ -129,6 +129,24 @@ classes! {
     /// A command of the operator failed.
     CommandFailed "command_failed" Later
         "run the command by hand and correct it"
+    /// The image of a container cannot be pulled.
+    ImagePull "image_pull" Later
+        "correct the image and its tag, or give the pod a pull secret; the cluster goes on trying"
+    /// No node can run the pod.
+    Unschedulable "unschedulable" Later
+        "free or add a node with what the pod asks for (devices, memory, labels, tolerations), or ask for less"
+    /// A container cannot be created from its description.
+    ContainerConfig "container_config" Later
+        "correct the pod's description: a ConfigMap, a Secret, a volume or the command that it names is not there"
+    /// A container used more memory than its limit.
+    ContainerMemory "container_memory" Later
+        "raise resources.limits.memory of the container (weights pass through host memory while they load), or use less of it"
+    /// The API server of the cluster refused a call or cannot be reached.
+    ClusterRefused "cluster_refused" Later
+        "correct what the API server says; it is tried again"
+    /// Other programs or people manage what would have to be changed.
+    ManagedElsewhere "managed_elsewhere" Never
+        "change it where it is managed, or leave args out of that manifest so that the gateway owns them"
     /// The gateway may not start or stop this engine.
     NotOurs "not_ours" Never
         "restart the engine where it runs, or configure `launch` or `control` for this backend instead of `url` alone"

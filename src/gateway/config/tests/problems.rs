@@ -406,6 +406,8 @@ fn tracing_that_cannot_reach_a_collector_is_an_error() {
     one("endpoint = \"http://c:4318/v1/traces/\"", "tracing.endpoint", "leave it out");
     let with = |rest: &str| format!("endpoint = \"http://c:4318\"\n{rest}");
     one(&with("sample = 1.5"), "tracing.sample", "outside 0 to 1");
+    one("endpoint = \"http://c:4318/v1/metrics\"", "tracing.endpoint", "/v1/metrics, which the gateway adds itself");
+    one(&with("metrics_interval = \"1ms\""), "tracing.metrics_interval", "outside 1s to");
     one(&with("queue = 0"), "tracing.queue", "outside 1 to");
     one(&with("service_name = \"\""), "tracing.service_name", "empty");
     one(&with("headers = { \"a b\" = \"x\" }"), "tracing.headers.a b", "not the name of a header");
@@ -425,4 +427,49 @@ fn tracing_that_cannot_reach_a_collector_is_an_error() {
 fn without_the_feature_tracing_is_an_error_that_says_how_to_get_it() {
     let text = format!("{TWO_POOLS}[tracing]\nendpoint = \"http://c:4318\"");
     one_in(&text, &[], "tracing", "build it with --features otel");
+}
+
+/// A pool of pods.
+fn pods(table: &str, rest: &str) -> String {
+    format!("[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nkubernetes = {{ {table} }}\n{rest}")
+}
+
+#[test]
+#[cfg(feature = "kubernetes")]
+fn a_pool_of_pods_has_no_listed_backends_and_says_which_pods() {
+    assert!(read(&pods("selector = \"app=x\"", "")).is_ok());
+    one_in(&pods("port = 8000", ""), &[], "pool[0].kubernetes.selector", "labels of the pods");
+    let listed = "[[pool.backend]]\nname = \"a\"\nurl = \"http://a:1\"\n";
+    one_in(&pods("selector = \"app=x\"", listed), &[], "pool[0].backend", "make two pools");
+    let args = "selector = \"app=x\", args = { max-num-seqs = 8 }";
+    one_in(&pods(args, ""), &[], "pool[0].kubernetes.args", "name it with statefulset");
+    let secret = "selector = \"app=x\", statefulset = \"x\", args = { api-key = \"env:TOKEN\" }";
+    one_in(&pods(secret, ""), &[], "pool[0].kubernetes.args.api-key", "VLLM_API_KEY");
+}
+
+#[test]
+#[cfg(feature = "kubernetes")]
+fn pods_become_backends_and_each_of_one_pool_only() {
+    let two = pods("selector = \"a\", port = 9", "")
+        + "[[pool]]\nname = \"q\"\nprompt_tokens = { min = \"1k\" }\nkubernetes = { selector = \"b\", port = 9 }\n";
+    let mut config =
+        read(&two.replacen("kubernetes", "prompt_tokens = { max = \"1k\" }\nkubernetes", 1)).unwrap().config;
+    let pod = |name: &str, ip: &str| crate::config::FoundPod { name: name.into(), ip: ip.into(), cordoned: false };
+    let found = [
+        ("p".to_owned(), vec![pod("x", "10.0.0.1")]),
+        ("q".to_owned(), vec![pod("x", "10.0.0.1"), pod("y", "fd00::1")]),
+    ];
+    let left_out = config.put_pods(&found.into());
+    assert_eq!(left_out.len(), 1);
+    assert!(left_out[0].0 == "q/x" && left_out[0].1.contains("other selectors"), "{left_out:?}");
+    let urls: Vec<_> = config.backends().map(|(_, _, backend)| backend.target.endpoint().to_string()).collect();
+    assert_eq!(urls, ["http://10.0.0.1:9", "http://[fd00::1]:9"]);
+    config.put_pods(&Default::default());
+    assert_eq!(config.backends().count(), 0);
+}
+
+#[test]
+#[cfg(not(feature = "kubernetes"))]
+fn without_the_feature_pods_are_an_error_that_says_how_to_get_them() {
+    one_in(&pods("selector = \"app=x\"", ""), &[], "pool[0].kubernetes", "build it with --features kubernetes");
 }

@@ -91,10 +91,13 @@ fn every_example_in_the_reference_can_be_read() {
     let problems = Config::parse(&text, "sluice.toml", &[], &surroundings(folder.path())).unwrap_err();
     // Some examples exclude each other; there are no other problems.
     let situations = problems.errors.iter().map(|problem| problem.situation().clone());
-    let situations: Vec<_> = situations.collect();
+    // The rules of pool.kubernetes, or that it is not built; they have different places in the file.
+    let (of_pods, others): (Vec<_>, Vec<_>) =
+        situations.partition(|one| matches!(one, Situation::PodsAndBackends | Situation::WithoutKubernetes));
+    assert_eq!(of_pods.len(), 1, "{problems}");
     assert!(
         matches!(
-            &situations[..],
+            &others[..],
             [
                 Situation::Gap { .. },
                 Situation::TlsWithoutHttps,

@@ -1,15 +1,17 @@
-//! Traces of finished requests, for an OpenTelemetry collector.
+//! Traces of finished requests, and metrics, for an OpenTelemetry collector (OTLP over HTTP).
 //!
 //! [`spans`] builds the spans of a request from its record, [`collector`] sends them, and [`Exporter`] stands between: a bounded
-//! queue, and a thread that takes from it. On the path of a request there is only a copy of its record, after its end and only
+//! queue, and a thread that takes from it. On the same thread, [`metrics`] sends what the metrics page shows, if that is wanted. On the path of a request there is only a copy of its record, after its end and only
 //! if it is sampled. The thread waits [`LINGER`] for more traces, or until it has [`BATCH`] of them.
 //!
 //! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once (and once more if a
 //! connection was closed while idle), within `tracing.timeout`; a trace that finds the queue full is dropped. Both are
-//! counted, and reported at most every [`WARN_EVERY`].
+//! counted, and reported at most every [`WARN_EVERY`](collector::WARN_EVERY).
 
+mod origin;
 mod collector;
 mod spans;
+mod metrics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,22 +21,24 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::exemplars::Exemplars;
 use super::exposition::{describe, family_of};
 use super::families;
 use super::gauges::{counter, counter_of};
-use crate::config::Tracing;
+use crate::config::{METRICS_PATH, TRACES_PATH, Tracing};
 use crate::flow::Record;
-use collector::{Collector, CollectorError};
+use collector::{Collector, CollectorError, Flush, WARN_EVERY};
+use metrics::{ExportCounts, MetricsSender};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prometheus::Registry;
 use prometheus::core::{Collector as PrometheusCollector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};
-use spans::Resource;
 
 /// Traces in a request to the collector: about 1 MiB.
 const BATCH: usize = 512;
 /// How long the first trace of a batch waits for more.
 const LINGER: Duration = Duration::from_secs(1);
-/// Between two warnings about lost traces.
-const WARN_EVERY: Duration = Duration::from_secs(60);
 /// The longest that [`Exporter::flush`] waits for the collector.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -63,30 +67,50 @@ impl Counts {
 #[derive(Debug)]
 pub(super) struct Exporter {
     queue: mpsc::Sender<Finished>,
-    flushes: mpsc::Sender<blocking::SyncSender<()>>,
+    flushes: mpsc::Sender<Flush>,
     counts: Arc<Counts>,
+    /// Where metrics are sent, too.
+    metrics: Option<(mpsc::Sender<Flush>, Arc<ExportCounts>)>,
 }
 
 impl Exporter {
-    /// Starts the thread that sends to the collector of the configuration.
-    pub(super) fn start(config: &Tracing) -> std::io::Result<Self> {
+    /// Starts the thread that sends to the collector of the configuration. `registry` and `exemplars`: the metrics.
+    pub(super) fn start(config: &Tracing, registry: Registry, exemplars: Exemplars) -> std::io::Result<Self> {
         let (queue, queued) = mpsc::channel(config.queue);
         let (flushes, flushing) = mpsc::channel(1);
         let counts = Arc::new(Counts::default());
-        let collector = Collector::new(config).map_err(std::io::Error::other)?;
-        let resource = Resource::new(&config.service_name);
+        let collector = |path: &str| Collector::new(config, path).map_err(std::io::Error::other);
+        let resource = origin::resource(&config.service_name);
         let sender = Sender {
-            collector,
-            resource,
+            collector: collector(TRACES_PATH)?,
+            resource: resource.clone(),
             timeout: config.timeout,
             counts: Arc::clone(&counts),
             warned: None,
             reported: 0,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut metrics = None;
+        if !config.metrics_interval.is_zero() {
+            let (flushes, flushing) = mpsc::channel(1);
+            let counts = Arc::new(ExportCounts::default());
+            let sender = MetricsSender {
+                collector: collector(METRICS_PATH)?,
+                resource,
+                timeout: config.timeout,
+                interval: config.metrics_interval,
+                registry,
+                exemplars,
+                counts: Arc::clone(&counts),
+                started: SystemTime::now(),
+                warned: None,
+            };
+            runtime.spawn(sender.run(flushing));
+            metrics = Some((flushes, counts));
+        }
         let run = move || runtime.block_on(sender.run(queued, flushing));
-        std::thread::Builder::new().name("traces".to_owned()).spawn(run)?;
-        Ok(Self { queue, flushes, counts })
+        std::thread::Builder::new().name("otlp".to_owned()).spawn(run)?;
+        Ok(Self { queue, flushes, counts, metrics })
     }
 
     /// Takes the trace of a request that is over now, if it is sampled. Never waits.
@@ -100,24 +124,29 @@ impl Exporter {
         }
     }
 
-    /// Sends all that is queued and waits for it, at most 5 s.
+    /// Sends all that is queued, and the metrics, and waits for it, at most 5 s.
     pub(super) fn flush(&self) {
-        let (done, finished) = blocking::sync_channel(1);
-        if self.flushes.try_send(done).is_ok() {
-            let _ = finished.recv_timeout(FLUSH_TIMEOUT);
+        let all = [Some(&self.flushes), self.metrics.as_ref().map(|(flushes, _)| flushes)];
+        let (done, finished) = blocking::sync_channel(all.len());
+        let asked = all.iter().flatten().filter(|flushes| flushes.try_send(done.clone()).is_ok()).count();
+        let until = std::time::Instant::now() + FLUSH_TIMEOUT;
+        for _ in 0..asked {
+            let _ = finished.recv_timeout(until.saturating_duration_since(std::time::Instant::now()));
         }
     }
 
     /// What the metrics page shows.
     pub(super) fn metrics(&self) -> impl PrometheusCollector + use<> {
-        TraceMetrics { counts: Arc::clone(&self.counts), descs: FAMILIES.iter().map(describe).collect() }
+        let exports = self.metrics.as_ref().map(|(_, counts)| Arc::clone(counts));
+        TraceMetrics { counts: Arc::clone(&self.counts), exports, descs: FAMILIES.iter().map(describe).collect() }
     }
 }
 
-const FAMILIES: [families::Family; 2] = [families::TRACES, families::TRACE_SPANS_REJECTED];
+const FAMILIES: [families::Family; 3] = [families::TRACES, families::TRACE_SPANS_REJECTED, families::METRICS_EXPORTS];
 
 struct TraceMetrics {
     counts: Arc<Counts>,
+    exports: Option<Arc<ExportCounts>>,
     descs: Vec<Desc>,
 }
 
@@ -132,8 +161,10 @@ impl PrometheusCollector for TraceMetrics {
         let by_result = [("sent", sent), ("failed", failed), ("queue_full", queue_full)];
         let traces = by_result.map(|(result, count)| counter_of(&FAMILIES[0], &[result], value(count)));
         let rejected = counter(&FAMILIES[1], value(rejected_spans));
-        let traces = family_of(&FAMILIES[0], MetricType::COUNTER, traces.into());
-        traces.into_iter().chain(family_of(&FAMILIES[1], MetricType::COUNTER, vec![rejected])).collect()
+        let exports = self.exports.iter().flat_map(|counts| [("sent", &counts.sent), ("failed", &counts.failed)]);
+        let exports = exports.map(|(result, count)| counter_of(&FAMILIES[2], &[result], value(count))).collect();
+        let pages = FAMILIES.iter().zip([traces.into(), vec![rejected], exports]);
+        pages.filter_map(|(family, metrics)| family_of(family, MetricType::COUNTER, metrics)).collect()
     }
 }
 
@@ -150,7 +181,7 @@ struct Sender {
 
 impl Sender {
     /// Sends batches until the queue is closed and empty.
-    async fn run(mut self, mut queue: mpsc::Receiver<Finished>, mut flushes: mpsc::Receiver<blocking::SyncSender<()>>) {
+    async fn run(mut self, mut queue: mpsc::Receiver<Finished>, mut flushes: mpsc::Receiver<Flush>) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             // Some: all that is queued is sent at once.
@@ -188,14 +219,17 @@ impl Sender {
             return;
         }
         let traces = batch.len() as u64;
-        let request =
-            self.resource.request(batch.drain(..).map(|finished| spans::spans(&finished.record, finished.ended)));
+        let all = batch.drain(..).map(|finished| spans::spans(&finished.record, finished.ended));
+        let request = spans::request(&self.resource, all);
         let posted = timeout(self.timeout, self.collector.post(&request)).await;
-        let result = posted.unwrap_or(Err(CollectorError::TimedOut(self.timeout)));
-        let (counter, lost) = match &result {
-            Ok(accepted) => {
-                self.counts.rejected_spans.fetch_add(accepted.rejected_spans, Ordering::Relaxed);
-                (&self.counts.sent, accepted.reason.clone())
+        let result: Result<ExportTraceServiceResponse, _> =
+            posted.unwrap_or(Err(CollectorError::TimedOut(self.timeout)));
+        let (counter, lost) = match result {
+            Ok(said) => {
+                let said = said.partial_success.unwrap_or_default();
+                let rejected = said.rejected_spans.try_into().unwrap_or(0);
+                self.counts.rejected_spans.fetch_add(rejected, Ordering::Relaxed);
+                (&self.counts.sent, Some(said.error_message).filter(|why| !why.is_empty()))
             }
             Err(error) => (&self.counts.failed, Some(error.to_string())),
         };

@@ -2,16 +2,21 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point;
 use prost::Message;
 
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::flow::trace::{RequestTrace, TRACEPARENT};
+use crate::telemetry::Telemetry;
 use crate::telemetry::testing::completed;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -19,7 +24,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// A collector of this test: it reports the head and the body of each request and answers as its test says.
 struct TestCollector {
     address: SocketAddr,
-    got: Receiver<(String, ExportTraceServiceRequest)>,
+    got: Receiver<(String, Vec<u8>)>,
 }
 
 /// What it does with a request; the connection is closed behind a response that says so.
@@ -31,29 +36,31 @@ impl TestCollector {
         let address = listener.local_addr().unwrap();
         let (say, got) = channel();
         std::thread::spawn(move || {
-            let mut number = 0;
+            let number = Arc::new(AtomicUsize::new(0));
+            // Traces and metrics have a connection each, which stay open.
             for connection in listener.incoming() {
-                serve(connection.unwrap(), answer, &mut number, &say);
+                let (number, say) = (Arc::clone(&number), say.clone());
+                std::thread::spawn(move || serve(connection.unwrap(), answer, &number, &say));
             }
         });
         Self { address, got }
     }
 
     fn next(&self) -> (String, ExportTraceServiceRequest) {
+        let (head, body) = self.any();
+        (head, ExportTraceServiceRequest::decode(&*body).unwrap())
+    }
+
+    fn any(&self) -> (String, Vec<u8>) {
         self.got.recv_timeout(SOON).expect("a request to the collector")
     }
 }
 
-fn serve(
-    mut connection: TcpStream,
-    answer: Answer,
-    number: &mut usize,
-    say: &Sender<(String, ExportTraceServiceRequest)>,
-) {
+fn serve(mut connection: TcpStream, answer: Answer, number: &AtomicUsize, say: &Sender<(String, Vec<u8>)>) {
     while let Some((head, body)) = read(&mut connection) {
-        let _ = say.send((head, ExportTraceServiceRequest::decode(&*body).unwrap()));
-        *number += 1;
-        let Some(response) = answer(*number) else { return std::mem::forget(connection) };
+        let _ = say.send((head, body));
+        let number = number.fetch_add(1, Ordering::Relaxed) + 1;
+        let Some(response) = answer(number) else { return std::mem::forget(connection) };
         connection.write_all(&response).unwrap();
         if String::from_utf8_lossy(&response).contains("silently") {
             return;
@@ -85,15 +92,19 @@ fn response(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-fn exporter(address: SocketAddr, extra: &str) -> Exporter {
+fn config(address: SocketAddr, extra: &str) -> Config {
     let text = format!(
         "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"b\"\nurl = \"http://h:1\"\n\
          [tracing]\nendpoint = \"http://{address}/otlp\"\nheaders = {{ authorization = \"env:T\" }}\n{extra}"
     );
     let env = |_: &str| Some("Bearer letmein".to_owned());
     let around = Surroundings { env: &env, folder: "/".into(), machine: Machine::with_cores(1) };
-    let config = Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
-    Exporter::start(config.tracing.as_ref().unwrap()).unwrap()
+    Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
+}
+
+fn exporter(address: SocketAddr, extra: &str) -> Exporter {
+    let config = config(address, extra);
+    Exporter::start(config.tracing.as_ref().unwrap(), Registry::new(), Exemplars::default()).unwrap()
 }
 
 fn sampled() -> Record {
@@ -224,4 +235,49 @@ fn the_metrics_page_has_what_became_of_traces() {
     ] {
         assert!(page.contains(line), "{page}");
     }
+}
+
+#[test]
+fn the_collector_gets_the_metrics_of_the_page_again_and_again_and_at_the_end() {
+    let collector = TestCollector::start(|_| Some(response("200 OK", "", b"")));
+    let config = config(collector.address, "sample = 0\nmetrics_interval = \"1s\"");
+    let telemetry = Telemetry::new(&config, Box::new(Vec::new)).unwrap();
+    telemetry.record(&sampled());
+    let metrics = |collector: &TestCollector| loop {
+        let (head, body) = collector.any();
+        if head.starts_with("post /otlp/v1/metrics http/1.1") {
+            return ExportMetricsServiceRequest::decode(&*body).unwrap().resource_metrics.remove(0);
+        }
+    };
+    let (_, second) = (metrics(&collector), metrics(&collector));
+    let named = |name: &str| second.scope_metrics[0].metrics.iter().find(|metric| metric.name == name).unwrap().clone();
+    assert!(format!("{:?}", second.resource).contains("service.instance.id"));
+    let Some(Data::Sum(sum)) = named("sluice_requests_total").data else { panic!("a sum") };
+    assert!(sum.is_monotonic && sum.aggregation_temporality == 2, "{sum:?}");
+    assert_eq!(sum.data_points[0].value, Some(number_data_point::Value::AsDouble(1.0)));
+    let ttft = named("sluice_time_to_first_token_seconds");
+    assert_eq!(ttft.unit, "s");
+    let Some(Data::Histogram(histogram)) = ttft.data else { panic!("a histogram") };
+    let point = &histogram.data_points[0];
+    assert_eq!((point.count, point.bucket_counts.iter().sum::<u64>()), (1, 1));
+    assert_eq!(point.bucket_counts.len(), point.explicit_bounds.len() + 1);
+    // 30 ms: the bound is inclusive.
+    let bucket = point.bucket_counts.iter().position(|count| *count == 1).unwrap();
+    assert_eq!(point.explicit_bounds[bucket], 0.03);
+    assert_eq!(point.exemplars[0].trace_id[..4], [0x4b, 0xf9, 0x2f, 0x35]);
+    telemetry.record(&sampled());
+    telemetry.flush();
+    let sums = std::iter::repeat_with(|| metrics(&collector)).map(|all| format!("{all:?}"));
+    assert!(sums.take(1_000).any(|all| all.contains("count: 2")), "the last request to a collector has everything");
+    let page = telemetry.page();
+    assert!(!page.contains("sluice_metrics_exports_total{result=\"sent\"} 0"), "{page}");
+}
+
+#[test]
+fn metrics_that_a_collector_refuses_are_counted() {
+    let collector = TestCollector::start(|_| Some(response("503 Busy", "", b"")));
+    let telemetry =
+        Telemetry::new(&config(collector.address, "metrics_interval = \"1h\""), Box::new(Vec::new)).unwrap();
+    telemetry.flush();
+    assert!(telemetry.page().contains("sluice_metrics_exports_total{result=\"failed\"} 1"));
 }

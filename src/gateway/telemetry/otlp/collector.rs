@@ -13,18 +13,22 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::config::{Endpoint, TRACES_PATH, Tracing};
+use crate::config::{Endpoint, Tracing};
 use crate::tls::{ClientTls, TlsError};
 
+/// Between two warnings about a collector.
+pub(super) const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Bytes of a response: it is empty, or has one sentence.
 const RESPONSE_MAX: usize = 64 << 10;
 
-/// Why a collector did not take traces.
+/// A request to send everything, and where its end is said.
+pub(super) type Flush = std::sync::mpsc::SyncSender<()>;
+
+/// Why a collector did not take what was sent.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CollectorError {
     /// It was too slow.
@@ -44,15 +48,6 @@ pub(super) enum CollectorError {
     Status(StatusCode),
 }
 
-/// What a collector said about traces that it took.
-#[derive(Debug, Default)]
-pub(super) struct Accepted {
-    /// Spans that it did not take.
-    pub(super) rejected_spans: u64,
-    /// Why.
-    pub(super) reason: Option<String>,
-}
-
 /// A collector.
 pub(super) struct Collector {
     endpoint: Endpoint,
@@ -70,8 +65,8 @@ impl fmt::Display for Collector {
 }
 
 impl Collector {
-    /// The collector of the configuration.
-    pub(super) fn new(config: &Tracing) -> Result<Self, TlsError> {
+    /// The collector of the configuration, which takes requests at `path` below its address.
+    pub(super) fn new(config: &Tracing, path: &str) -> Result<Self, TlsError> {
         let endpoint = config.endpoint.clone();
         let mut headers = HeaderMap::new();
         // The configuration was checked.
@@ -87,13 +82,13 @@ impl Collector {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("sluice/", env!("CARGO_PKG_VERSION"))));
         // An endpoint has plain characters only, so this is a path.
-        let uri = Uri::try_from(format!("{}{TRACES_PATH}", endpoint.prefix)).unwrap_or_default();
+        let uri = Uri::try_from(format!("{}{path}", endpoint.prefix)).unwrap_or_default();
         Ok(Self { tls: config.connection()?, endpoint, uri, headers, connection: None })
     }
 
-    /// Sends traces. If the future is dropped, the connection is closed.
-    pub(super) async fn post(&mut self, traces: &ExportTraceServiceRequest) -> Result<Accepted, CollectorError> {
-        let body = Bytes::from(traces.encode_to_vec());
+    /// Sends a request and returns the response of a collector that took it. If the future is dropped, the connection is closed.
+    pub(super) async fn post<R: Message + Default>(&mut self, request: &impl Message) -> Result<R, CollectorError> {
+        let body = Bytes::from(request.encode_to_vec());
         if let Some(connection) = self.connection.take()
             && let Ok(response) = self.exchange(connection, body.clone()).await
         {
@@ -104,11 +99,11 @@ impl Collector {
     }
 
     /// One request and its response. An error of the outer result: the connection was not usable.
-    async fn exchange(
+    async fn exchange<R: Message + Default>(
         &mut self,
         mut connection: SendRequest<Full<Bytes>>,
         body: Bytes,
-    ) -> Result<Result<Accepted, CollectorError>, CollectorError> {
+    ) -> Result<Result<R, CollectorError>, CollectorError> {
         connection.ready().await?;
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -143,15 +138,13 @@ where
     Ok(sender)
 }
 
-async fn read(response: Response<Incoming>) -> Result<Accepted, CollectorError> {
+async fn read<R: Message + Default>(response: Response<Incoming>) -> Result<R, CollectorError> {
     let status = response.status();
     let body = Limited::new(response.into_body(), RESPONSE_MAX).collect().await;
     let body = body.map_err(|error| CollectorError::Response(error.to_string()))?.to_bytes();
     if !status.is_success() {
         return Err(CollectorError::Status(status));
     }
-    // The traces were taken; a collector may say so in JSON.
-    let said = ExportTraceServiceResponse::decode(body).unwrap_or_default().partial_success.unwrap_or_default();
-    let reason = (!said.error_message.is_empty()).then_some(said.error_message);
-    Ok(Accepted { rejected_spans: said.rejected_spans.try_into().unwrap_or(0), reason })
+    // It was taken; a collector may say so in JSON.
+    Ok(R::decode(body).unwrap_or_default())
 }

@@ -19,12 +19,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::resource::v1;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status};
 
+use super::origin::{attribute, number, scope, text};
 use crate::flow::{Outcome, Record, RequestTrace, Step, StepKind};
 use sluice_core::base::TraceParent;
 use sluice_core::openai::Route;
@@ -37,34 +38,12 @@ const QUEUE: u64 = 1 << 32;
 const PREFILL: u64 = 2 << 32;
 const DECODE: u64 = 3 << 32;
 
-/// The gateway as the origin of spans.
-pub(super) struct Resource(Vec<KeyValue>);
-
-impl Resource {
-    /// This process under the name of the configuration.
-    pub(super) fn new(service_name: &str) -> Self {
-        let version = text("service.version", env!("CARGO_PKG_VERSION"));
-        let pid = number("process.pid", std::process::id());
-        let mut attributes = vec![text("service.name", service_name), version, pid];
-        if let Ok(host) = std::fs::read_to_string("/proc/sys/kernel/hostname") {
-            attributes.push(text("host.name", host.trim_end()));
-        }
-        Self(attributes)
-    }
-
-    /// A request to a collector with these spans.
-    pub(super) fn request(&self, traces: impl Iterator<Item = Vec<Span>>) -> ExportTraceServiceRequest {
-        let scope = InstrumentationScope {
-            name: "sluice".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..InstrumentationScope::default()
-        };
-        let spans = traces.flatten().collect();
-        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, schema_url: String::new() }];
-        let resource = v1::Resource { attributes: self.0.clone(), ..v1::Resource::default() };
-        let spans = ResourceSpans { resource: Some(resource), scope_spans, schema_url: String::new() };
-        ExportTraceServiceRequest { resource_spans: vec![spans] }
-    }
+/// A request to a collector with these spans.
+pub(super) fn request(resource: &Resource, traces: impl Iterator<Item = Vec<Span>>) -> ExportTraceServiceRequest {
+    let spans = traces.flatten().collect();
+    let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, schema_url: String::new() }];
+    let spans = ResourceSpans { resource: Some(resource.clone()), scope_spans, schema_url: String::new() };
+    ExportTraceServiceRequest { resource_spans: vec![spans] }
 }
 
 /// The spans of a request that was over at `ended`; none if its trace is not sampled.
@@ -72,7 +51,7 @@ pub(super) fn spans(record: &Record, ended: SystemTime) -> Vec<Span> {
     let Some(trace) = record.trace.as_ref().filter(|trace| trace.is_sampled()) else { return Vec::new() };
     let received = ended.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(record.total);
     let own = Below { received, context: trace.own() };
-    let mut spans = vec![request(record, trace, &own)];
+    let mut spans = vec![root(record, trace, &own)];
     let steps = trace.steps();
     let ends = steps.iter().skip(1).map(|step| step.begun).chain([record.total]);
     let mut attempts = 0;
@@ -125,7 +104,7 @@ impl Below {
 }
 
 /// The span of the request as a whole.
-fn request(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
+fn root(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
     let operation = record.route.map_or("request", operation);
     let name = match &record.model {
         Some(model) => format!("{operation} {model}"),
@@ -231,20 +210,8 @@ fn finish_reasons(reason: FinishReason) -> KeyValue {
     attribute("gen_ai.response.finish_reasons", Value::ArrayValue(ArrayValue { values }))
 }
 
-fn attribute(key: &str, value: Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
-}
-
-fn text(key: &str, value: &str) -> KeyValue {
-    attribute(key, Value::StringValue(value.to_owned()))
-}
-
 fn flag(key: &str, value: bool) -> KeyValue {
     attribute(key, Value::BoolValue(value))
-}
-
-fn number(key: &str, value: impl Into<i64>) -> KeyValue {
-    attribute(key, Value::IntValue(value.into()))
 }
 
 fn count(key: &str, value: u64) -> KeyValue {

@@ -1,0 +1,77 @@
+{{- define "sluice.labels" -}}
+app.kubernetes.io/name: sluice
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sluice.engine" -}}
+{{- printf "%s-%s" .release .pool -}}
+{{- end -}}
+
+{{- define "sluice.securityContext" -}}
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+capabilities: { drop: [ALL] }
+{{- end -}}
+
+{{- /* One gateway changes the flags of engines. */ -}}
+{{- define "sluice.check" -}}
+{{- $root := . -}}
+{{- range .Values.pools -}}
+{{- if and .managed (gt (int $root.Values.replicas) 1) -}}
+{{- fail (printf "pool %s is managed, and only one gateway may change the flags of engines: set replicas to 1, or managed to false" .name) -}}
+{{- end -}}
+{{- if and .managed (not .engines) -}}
+{{- fail (printf "pool %s is managed and has no engines: set managed to false for pods that are made elsewhere" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "sluice.pdbVersion" -}}
+{{- if semverCompare ">=1.21-0" .Capabilities.KubeVersion.Version }}policy/v1{{ else }}policy/v1beta1{{ end -}}
+{{- end -}}
+
+{{- define "sluice.toml" -}}
+[server]
+listen = "0.0.0.0:8080"
+admin = "0.0.0.0:8081"        # Prometheus scrapes it; changes need the token
+lame_duck = "{{ .Values.lameDuckSeconds }}s"             # not ready and still serving, until Services and load balancers have noticed
+drain_timeout = "{{ .Values.drainSeconds }}s"
+
+[auth]
+admin_token = "env:SLUICE_ADMIN_TOKEN"
+
+[fleet]
+state = "/var/lib/sluice"
+
+[log]
+format = "json"
+{{- with .Values.config }}
+
+{{ . | trim }}
+{{- end }}
+{{- $root := . }}
+{{- range .Values.pools }}
+
+[[pool]]
+name = {{ .name | quote }}
+{{- with .config }}
+{{ . | trim }}
+{{- end }}
+
+[pool.kubernetes]
+selector = "sluice.dev/pool={{ .name }},app.kubernetes.io/instance={{ $root.Release.Name }}"
+port = {{ .port | default 8000 }}
+{{- if .managed }}
+statefulset = {{ include "sluice.engine" (dict "release" $root.Release.Name "pool" .name) | quote }}
+
+[pool.kubernetes.args]
+{{- range $flag, $value := .args }}
+{{- if kindIs "float64" $value }}
+{{ $flag }} = {{ if eq (float64 (int64 $value)) $value }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}
+{{- else }}
+{{ $flag }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,198 @@
+//! Serves until a signal, or until a newer gateway has taken over; then ends in order.
+//!
+//! Signals that come while the gateway hands over are handled after that: it takes seconds, and must not be cut in two.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::fleet::start_detached;
+use crate::serve::upgrade::Door;
+use crate::serve::{App, Running, systemd};
+
+/// The variable that names the process which has started this one at SIGUSR2.
+pub(super) const STARTED_BY: &str = "SLUICE_STARTED_BY";
+
+/// The signals that the gateway handles.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    reload: Signal,
+    reopen: Signal,
+    upgrade: Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            reload: signal(SignalKind::hangup())?,
+            reopen: signal(SignalKind::user_defined1())?,
+            upgrade: signal(SignalKind::user_defined2())?,
+        })
+    }
+
+    /// Returns at SIGTERM or SIGINT.
+    pub(super) async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Serves to the end. `program`: what SIGUSR2 starts.
+pub(super) async fn serve(
+    mut running: Running,
+    door: Option<Door>,
+    signals: &mut Signals,
+    program: Option<PathBuf>,
+) -> ExitCode {
+    match wait(&mut running, door.as_ref(), signals, program).await {
+        Some(successor) => {
+            drop(door);
+            systemd::notify(&format!("MAINPID={successor}"));
+            drain(running, signals).await
+        }
+        None => {
+            systemd::notify("STOPPING=1");
+            if let Some(door) = door {
+                door.remove();
+            }
+            stop(running, signals).await
+        }
+    }
+}
+
+/// Waits for SIGTERM or SIGINT, or until a newer gateway has taken over, whose process id is returned. Reloads on SIGHUP, reopens
+/// the access log on SIGUSR1, starts the newer gateway on SIGUSR2.
+async fn wait(
+    running: &mut Running,
+    door: Option<&Door>,
+    signals: &mut Signals,
+    program: Option<PathBuf>,
+) -> Option<u32> {
+    let next_visitor = async || match door {
+        Some(door) => (door, door.visitor().await),
+        None => std::future::pending().await,
+    };
+    loop {
+        tokio::select! {
+            _ = signals.terminate.recv() => return None,
+            _ = signals.interrupt.recv() => return None,
+            _ = signals.reload.recv() => {
+                // The result is logged.
+                let _ = running.app().reload();
+            }
+            _ = signals.reopen.recv() => {
+                running.app().telemetry.reopen();
+                tracing::info!("SIGUSR1: the access log and the records are opened anew");
+            }
+            _ = signals.upgrade.recv() => match &program {
+                Some(program) if door.is_some() => start_successor(program.clone()).await,
+                _ => tracing::error!("SIGUSR2: no upgrade: this gateway was started without --config, or could not open its socket (see the log of its start)"),
+            },
+            (door, visitor) = next_visitor() => {
+                if let Some(successor) = running.hand_over(door, visitor).await {
+                    return Some(successor);
+                }
+            }
+        }
+    }
+}
+
+/// Starts the program file, which may be a newer one, with the arguments of this process and `--upgrade`.
+async fn start_successor(program: PathBuf) {
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).filter(|argument| argument != "--upgrade").collect();
+    arguments.push("--upgrade".into());
+    let shown = program.display().to_string();
+    let by = (STARTED_BY, std::process::id().to_string());
+    match tokio::task::spawn_blocking(move || start_detached(&program, arguments, by)).await {
+        Ok(Ok(())) => tracing::info!("SIGUSR2: started {shown} to take over"),
+        Ok(Err(error)) => tracing::error!("SIGUSR2: {shown} cannot be started: {error}"),
+        Err(error) => tracing::error!("SIGUSR2: {shown} cannot be started: {error}"),
+    }
+}
+
+/// Another process accepts connections; the requests that are open here are served to their end.
+async fn drain(running: Running, signals: &mut Signals) -> ExitCode {
+    let (ending, app) = (running.ending(), Arc::clone(running.app()));
+    let mut draining = std::pin::pin!(running.drain());
+    let orderly = tokio::select! {
+        orderly = &mut draining => orderly,
+        () = signals.stop() => {
+            let (in_flight, waiting) = app.admission().load();
+            tracing::info!(in_flight, waiting, "stopping: connections without a request are closed; a second signal aborts running requests");
+            app.flow.close();
+            ending.stop();
+            tokio::select! {
+                orderly = &mut draining => orderly,
+                () = signals.stop() => {
+                    app.fleet.shut_down_fast();
+                    let _ = (&mut draining).await;
+                    false
+                }
+            }
+        }
+    };
+    ended(orderly)
+}
+
+/// Finishes running requests and stops.
+async fn stop(running: Running, signals: &mut Signals) -> ExitCode {
+    let lame_duck = running.leave();
+    if !lame_duck.is_zero() {
+        tracing::info!(
+            "stopping in {lame_duck:?}: /ready is 503, requests are still served; a second signal stops now"
+        );
+        let _ = tokio::time::timeout(lame_duck, signals.stop()).await;
+    }
+    let (in_flight, waiting) = running.app().admission().load();
+    tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal aborts running requests");
+    let app = Arc::clone(running.app());
+    let mut stopping = std::pin::pin!(running.stop());
+    let orderly = tokio::select! {
+        orderly = &mut stopping => orderly,
+        () = signals.stop() => match stop_fast(&app, stopping.as_mut(), signals).await {
+            Some(code) => return code,
+            None => false,
+        },
+    };
+    ended(orderly)
+}
+
+/// A second signal has come. A third one ends it at once, with a code.
+async fn stop_fast(
+    app: &App,
+    mut stopping: std::pin::Pin<&mut impl Future<Output = bool>>,
+    signals: &mut Signals,
+) -> Option<ExitCode> {
+    let (in_flight, waiting) = app.admission().load();
+    tracing::warn!(
+        in_flight,
+        waiting,
+        "second signal: requests are cut, engines are killed soon; a third one ends sluice at once"
+    );
+    app.fleet.shut_down_fast();
+    tokio::select! {
+        _ = &mut stopping => None,
+        () = signals.stop() => {
+            let left = app.fleet.running();
+            let left = if left.is_empty() { "no engine".to_owned() } else { left.join(", ") };
+            tracing::warn!("third signal: ended at once; left running: {left}");
+            Some(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn ended(orderly: bool) -> ExitCode {
+    if orderly {
+        tracing::info!("stopped");
+        return ExitCode::SUCCESS;
+    }
+    tracing::warn!("stopped; requests that still ran after server.drain_timeout, or at a second signal, were cut");
+    ExitCode::FAILURE
+}

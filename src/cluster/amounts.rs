@@ -1,0 +1,101 @@
+//! What is divided: the four units that a backend limits, and amounts of them.
+//!
+//! A share is an [`Amounts`]; a [`Limit`] has no number for a unit that the configuration does not limit, and such a unit is
+//! not divided. On the wire both are arrays in the order of [`Unit::ALL`].
+
+use serde::{Deserialize, Serialize};
+
+/// A unit that a backend limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Sequences in flight.
+    Slots,
+    /// Outstanding prompt and output tokens.
+    Tokens,
+    /// Prompt tokens in prefill.
+    PrefillTokens,
+    /// Permits of long prompts in prefill.
+    Permits,
+}
+
+impl Unit {
+    /// All of them, in the order of the wire.
+    pub const ALL: [Self; 4] = [Self::Slots, Self::Tokens, Self::PrefillTokens, Self::Permits];
+
+    /// Its name in messages and labels.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Slots => "slots",
+            Self::Tokens => "tokens",
+            Self::PrefillTokens => "prefill_tokens",
+            Self::Permits => "permits",
+        }
+    }
+}
+
+/// So many of each unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Amounts([u64; 4]);
+
+impl Amounts {
+    /// In the order of [`Unit::ALL`].
+    pub const fn new(amounts: [u64; 4]) -> Self {
+        Self(amounts)
+    }
+
+    /// The amount of one unit.
+    pub fn get(&self, unit: Unit) -> u64 {
+        self.0[unit as usize]
+    }
+
+    /// Sets the amount of one unit.
+    pub fn set(&mut self, unit: Unit, amount: u64) {
+        self.0[unit as usize] = amount;
+    }
+
+    /// Unit by unit.
+    pub fn each(amount: impl FnMut(Unit) -> u64) -> Self {
+        Self(Unit::ALL.map(amount))
+    }
+
+    /// The smaller of both, unit by unit.
+    pub fn min(&self, other: &Self) -> Self {
+        Self::each(|unit| self.get(unit).min(other.get(unit)))
+    }
+
+    /// The larger of both, unit by unit.
+    pub fn max(&self, other: &Self) -> Self {
+        Self::each(|unit| self.get(unit).max(other.get(unit)))
+    }
+
+    /// Whether there is none of any unit.
+    pub fn is_none(&self) -> bool {
+        self.0 == [0; 4]
+    }
+}
+
+/// The limit of each unit; `None`: not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Limit([Option<u64>; 4]);
+
+impl Limit {
+    /// In the order of [`Unit::ALL`].
+    pub const fn new(limit: [Option<u64>; 4]) -> Self {
+        Self(limit)
+    }
+
+    /// The limit of one unit.
+    pub fn get(&self, unit: Unit) -> Option<u64> {
+        self.0[unit as usize]
+    }
+
+    /// The smaller of both, unit by unit.
+    pub fn min(&self, other: &Self) -> Self {
+        Self(Unit::ALL.map(|unit| match (self.get(unit), other.get(unit)) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }))
+    }
+}

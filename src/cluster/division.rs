@@ -1,0 +1,146 @@
+//! How a limit is divided among gateways: by demand, in whole units.
+//!
+//! - Each gets what it wants and an eighth more; what is left over is divided evenly. If that is more than there is, all get the
+//!   same, except those that want less.
+//! - A gateway that wants nothing gets an eighth of an even share, at least one unit: it can admit a first request at once.
+//! - A request larger than its gateway's share gets a share of its size: one gateway at a time, the first in the line.
+//! - With fewer units than gateways that want one, the first in the line get one each, and the others none.
+//!
+//! All gateways compute the same division of the same ledger, so they move towards it and not past it. Pure arithmetic.
+
+/// What one gateway asks of one unit of one backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// In use and waiting.
+    pub wanted: u64,
+    /// The largest request that waits.
+    pub need: u64,
+    /// Its place in the line: the smallest is first.
+    pub since: u64,
+}
+
+/// A gateway that wants nothing gets an even share over this.
+const FLOOR: u64 = 8;
+/// Beyond what a gateway wants it gets this part of it.
+const HEADROOM: u64 = 8;
+
+/// The division of `capacity`, claim by claim. The sum is `capacity`, or less where only few get a unit.
+pub fn divide(capacity: u64, claims: &[Claim]) -> Vec<u64> {
+    let asking = claims.iter().filter(|claim| claim.wanted > 0).count() as u64;
+    if capacity < asking {
+        return one_each(capacity, claims);
+    }
+    let gateways = claims.len() as u64;
+    let floor = if capacity >= gateways { (capacity / (FLOOR * gateways.max(1))).max(1) } else { 0 };
+    let want = |claim: &Claim| claim.wanted.saturating_add(claim.wanted / HEADROOM).max(floor).min(capacity);
+    let wants: Vec<Option<u64>> = claims.iter().map(|claim| Some(want(claim))).collect();
+    let even = fill(capacity, &wants);
+    let larger = |index: &usize| claims[*index].need.min(capacity) > even[*index];
+    let Some(first) = (0..claims.len()).filter(larger).min_by_key(|index| (claims[*index].since, *index)) else {
+        return even;
+    };
+    let own = claims[first].need.min(capacity);
+    let others: Vec<Option<u64>> =
+        wants.iter().enumerate().map(|(index, want)| want.filter(|_| index != first)).collect();
+    let mut divided = fill(capacity - own, &others);
+    divided[first] = own;
+    divided
+}
+
+/// One unit each for the first in the line.
+fn one_each(capacity: u64, claims: &[Claim]) -> Vec<u64> {
+    let mut line: Vec<usize> = (0..claims.len()).filter(|index| claims[*index].wanted > 0).collect();
+    line.sort_by_key(|index| (claims[*index].since, *index));
+    let mut divided = vec![0; claims.len()];
+    line.into_iter().take(capacity as usize).for_each(|index| divided[index] = 1);
+    divided
+}
+
+/// Fills all evenly up to what each wants, and what is left over evenly again. `None` gets nothing.
+fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
+    let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index].is_some()).collect();
+    let mut divided = vec![0; wants.len()];
+    let mut left = capacity;
+    let want = |index: usize| wants[index].unwrap_or(0);
+    // Each round settles those that want no more than an even share of what is left.
+    while let Some(level) = left.checked_div(open.len() as u64) {
+        let (settled, rest): (Vec<usize>, Vec<usize>) = open.iter().partition(|index| want(**index) <= level);
+        if settled.is_empty() {
+            evenly(left, &open, &mut divided);
+            return divided;
+        }
+        for index in settled {
+            divided[index] = want(index);
+            left -= divided[index];
+        }
+        open = rest;
+    }
+    let all: Vec<usize> = (0..wants.len()).filter(|index| wants[*index].is_some()).collect();
+    evenly(left, &all, &mut divided);
+    divided
+}
+
+/// Adds the same to each; what does not divide goes to the first ones.
+fn evenly(amount: u64, to: &[usize], divided: &mut [u64]) {
+    let Some(each) = amount.checked_div(to.len() as u64) else { return };
+    let more = amount % to.len() as u64;
+    for (place, index) in to.iter().enumerate() {
+        divided[*index] += each + u64::from((place as u64) < more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wants<const N: usize>(wanted: [u64; N]) -> [Claim; N] {
+        wanted.map(|wanted| Claim { wanted, ..Claim::default() })
+    }
+
+    #[test]
+    fn idle_gateways_share_evenly_and_a_busy_one_gets_what_it_wants() {
+        assert_eq!(divide(10, &wants([0, 0, 0])), [4, 3, 3]);
+        assert_eq!(divide(64, &wants([0, 100, 0])), [2, 60, 2]);
+        assert_eq!(divide(64, &wants([16, 0])), [39, 25], "18 and 4, and half of the rest each");
+        assert_eq!(divide(64, &wants([100, 100])), [32, 32]);
+        assert_eq!(divide(64, &wants([100, 8])), [55, 9]);
+        assert_eq!(divide(0, &wants([1, 0])), [0, 0]);
+        assert!(divide(5, &[]).is_empty());
+    }
+
+    #[test]
+    fn units_are_whole_and_the_first_in_the_line_gets_one() {
+        let line = [(1, 30), (0, 0), (5, 10), (1, 20)].map(|(wanted, since)| Claim { wanted, need: wanted, since });
+        assert_eq!(divide(1, &line), [0, 0, 1, 0]);
+        assert_eq!(divide(2, &line), [0, 0, 1, 1]);
+        assert_eq!(divide(0, &line), [0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_request_larger_than_a_share_gets_its_size_one_at_a_time() {
+        let claim = |need, since| Claim { wanted: 50, need, since };
+        assert_eq!(divide(64, &[claim(60, 9), claim(1, 1), claim(50, 8)]), [7, 7, 50]);
+        assert_eq!(divide(64, &[claim(99, 3), claim(1, 1)]), [64, 0], "all of it");
+    }
+
+    /// No division exceeds the capacity, and what requests want is divided before what they do not.
+    #[test]
+    fn a_division_neither_exceeds_the_capacity_nor_leaves_any() {
+        let mut rng = sluice_core::base::Rng::new(7);
+        for _ in 0..20_000 {
+            let capacity = rng.below(200) as u64;
+            let claim = |rng: &mut sluice_core::base::Rng| Claim {
+                wanted: (rng.below(3) * rng.below(100)) as u64,
+                need: (rng.below(2) * rng.below(120)) as u64,
+                since: rng.below(5) as u64,
+            };
+            let claims: Vec<Claim> = (0..1 + rng.below(8)).map(|_| claim(&mut rng)).collect();
+            let divided = divide(capacity, &claims);
+            let asking = claims.iter().filter(|claim| claim.wanted > 0).count() as u64;
+            assert_eq!(divided.iter().sum::<u64>(), capacity, "{claims:?}");
+            if capacity < asking {
+                assert!(divided.iter().all(|share| *share <= 1));
+            }
+        }
+    }
+}

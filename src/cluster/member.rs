@@ -1,0 +1,416 @@
+//! One gateway's part in the ledger: what it writes next, and what it may use meanwhile.
+//!
+//! The caller reads the object, asks for a [`Plan`], writes it over exactly what it read, and reports the outcome:
+//! [`confirmed`](Member::confirmed), [`refused`](Member::refused) (another wrote first) or [`unknown`](Member::unknown).
+//! [`room`](Member::room) may be used at any time. The rules are in the crate's documentation.
+//!
+//! Shares move like this: a member computes the [division](crate::division) of each limit among those that renew. It raises
+//! its share towards its part as far as the limit is free. It lowers its share only if another lacks something, and at once uses
+//! no more than its part; the share follows as its requests end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::amounts::{Amounts, Unit};
+use crate::census::Census;
+use crate::ledger::{BACKENDS_MAX, EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, is_gateway};
+use crate::line::Line;
+use crate::notice::{NOTICES_MAX, Notice, Standing, name};
+use crate::part::{Division, move_over};
+use crate::silence::Silence;
+use crate::usage::{LocalUse, Usage};
+use crate::windows::Windows;
+
+/// In mode `keep`, what is unexplained is taken back nevertheless after so many leases.
+const KEEP_LEASES: u32 = 12;
+/// In mode `keep`, an engine that has said nothing for so many leases does not hold up taking back.
+const PAGE_LEASES: u32 = 2;
+
+/// What identifies a gateway in the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name.
+    pub name: String,
+    /// Different at every start.
+    pub incarnation: u64,
+}
+
+/// How a member behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// How long a renewal is good for.
+    pub lease: Duration,
+    /// Whether it goes on with its last shares after that.
+    pub keep: bool,
+}
+
+/// What to do with the object that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plan {
+    /// Replace it by this, if it is still what was read.
+    Write(Ledger),
+    /// Write nothing this time.
+    Wait,
+}
+
+/// A write whose outcome is not reported yet.
+#[derive(Clone, Debug)]
+struct Pending {
+    ledger: Ledger,
+    sent: Duration,
+    rooms: BTreeMap<String, Amounts>,
+    /// What is so once it is written.
+    notices: Vec<Notice>,
+}
+
+/// What a member remembers of one backend.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    /// What may be used.
+    room: Amounts,
+    windows: Windows,
+    line: Line,
+}
+
+/// One gateway.
+#[derive(Clone, Debug)]
+pub struct Member {
+    id: String,
+    rules: Rules,
+    own: BTreeMap<String, Own>,
+    /// When the last confirmed renewal was sent.
+    renewed: Option<Duration>,
+    pending: Option<Pending>,
+    beat: u64,
+    silence: Silence,
+    census: Census,
+    /// The object that it wrote last, and its number of writes; since when it has seen fewer.
+    begun: String,
+    writes: u64,
+    behind: Option<Duration>,
+    leaving: bool,
+    has_left: bool,
+    /// It must not write this object.
+    barred: bool,
+    standing: Standing,
+    notices: Vec<Notice>,
+    noticed: BTreeSet<String>,
+}
+
+impl Member {
+    /// A member that has no share yet.
+    pub fn new(identity: &Identity, rules: Rules) -> Self {
+        Self {
+            id: format!("{}#{:016x}", identity.name, identity.incarnation),
+            rules,
+            own: BTreeMap::new(),
+            renewed: None,
+            pending: None,
+            beat: 0,
+            silence: Silence::default(),
+            census: Census::default(),
+            begun: String::new(),
+            writes: 0,
+            behind: None,
+            leaving: false,
+            has_left: false,
+            barred: false,
+            standing: Standing::Joining,
+            notices: Vec::new(),
+            noticed: BTreeSet::new(),
+        }
+    }
+
+    /// Its key in the ledger.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// From now on it gives back what it does not use, and takes nothing.
+    pub fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// Whether it has given back everything and is no longer in the ledger.
+    pub fn has_left(&self) -> bool {
+        self.has_left
+    }
+
+    /// When what may be used ends if no renewal is confirmed; `None`: it does not end.
+    pub fn ends(&self) -> Option<Duration> {
+        if self.rules.keep { None } else { Some(self.renewed.map_or(Duration::ZERO, |sent| sent + self.rules.lease)) }
+    }
+
+    /// Whether no renewal was confirmed within the lease.
+    fn is_over(&self, now: Duration) -> bool {
+        self.renewed.is_none_or(|sent| now >= sent + self.rules.lease)
+    }
+
+    /// When the last confirmed renewal was sent.
+    pub fn renewed(&self) -> Option<Duration> {
+        self.renewed
+    }
+
+    /// What may be used of a backend at this time. Units that its limit does not have are 0.
+    pub fn room(&self, now: Duration, backend: &str) -> Amounts {
+        let ended = self.ends().is_some_and(|end| now >= end);
+        let own = self.own.get(backend).filter(|_| !ended && self.renewed.is_some());
+        own.map_or(Amounts::default(), |own| own.room)
+    }
+
+    /// The object that was read cannot be used.
+    pub fn stand_back(&mut self, why: Unreadable) {
+        self.barred = true;
+        let key = why.to_string();
+        self.notice_once(&key, Notice::Unreadable(why));
+    }
+
+    /// What to write over the object that was read; `None`: there is none. `now` is when it will be sent.
+    pub fn plan(&mut self, now: Duration, found: Option<&Ledger>, local: &LocalUse) -> Plan {
+        self.pending = None;
+        self.barred = false;
+        let found = match found {
+            Some(found) if found.begun == self.begun && found.writes < self.writes => {
+                // Old, or the store has lost writes. A write over an old state is refused.
+                let behind = *self.behind.get_or_insert(now);
+                if now.saturating_sub(behind) <= crate::silence::still_after(self.rules.lease) {
+                    return Plan::Wait;
+                }
+                None
+            }
+            found => found,
+        };
+        self.behind = None;
+        let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
+        if self.silence.observe(now, &ledger) {
+            // What was known concerns another object.
+            self.census = Census::default();
+        }
+        if !self.may_write(&ledger) {
+            return Plan::Wait;
+        }
+        let over = self.over(now, &ledger);
+        self.census.observe(now, &self.id, &ledger, local, &over);
+        self.take_back(now, &mut ledger, local);
+        move_over(&mut ledger, &over);
+        ledger.writes += 1;
+        let mut notices: Vec<Notice> = over.into_iter().map(Notice::TookBack).collect();
+        if found.is_none() {
+            notices.push(Notice::Began);
+        } else if self.renewed.is_some() && ledger.begun == self.begun && !ledger.gateways.contains_key(&self.id) {
+            notices.push(Notice::WasTakenBack);
+        }
+        let rooms = self.write_own(now, &mut ledger, local);
+        self.notice_differences(&ledger);
+        self.pending = Some(Pending { ledger: ledger.clone(), sent: now, rooms, notices });
+        Plan::Write(ledger)
+    }
+
+    /// The plan was written.
+    pub fn confirmed(&mut self) {
+        let Some(pending) = self.pending.take() else { return };
+        self.beat += 1;
+        (self.begun, self.writes) = (pending.ledger.begun.clone(), pending.ledger.writes);
+        self.has_left = self.leaving && !pending.ledger.gateways.contains_key(&self.id);
+        self.renewed = Some(pending.sent);
+        for (backend, own) in &mut self.own {
+            own.room = pending.rooms.get(backend).copied().unwrap_or_default();
+            own.windows.close();
+        }
+        self.own.retain(|backend, _| pending.rooms.contains_key(backend));
+        self.census.wrote(pending.sent, &pending.ledger);
+        pending.notices.into_iter().for_each(|notice| self.notice(notice));
+    }
+
+    /// Another gateway had written first: read again.
+    pub fn refused(&mut self) {
+        self.pending = None;
+    }
+
+    /// The plan may have been written or not, or may still be.
+    pub fn unknown(&mut self) {
+        if self.pending.take().is_some() {
+            self.beat += 1;
+        }
+    }
+
+    /// How it stands; a change is noticed.
+    pub fn standing(&mut self, now: Duration) -> Standing {
+        let ended = self.renewed.is_some() && self.is_over(now);
+        let standing = match self.renewed {
+            _ if self.barred => Standing::StandingBack,
+            None => Standing::Joining,
+            Some(_) if ended && self.rules.keep => Standing::Keeping,
+            Some(_) if ended => Standing::Stopped,
+            Some(_) => Standing::Holding,
+        };
+        if standing != self.standing {
+            self.notice(Notice::Stands(self.standing, standing));
+            self.standing = standing;
+        }
+        standing
+    }
+
+    /// Takes what was noticed since the last call.
+    pub fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        if self.notices.len() < NOTICES_MAX {
+            self.notices.push(notice);
+        }
+    }
+
+    /// Notices it the first time.
+    fn notice_once(&mut self, key: &str, notice: Notice) {
+        if self.noticed.len() < NOTICES_MAX && self.noticed.insert(key.to_owned()) {
+            self.notice(notice);
+        }
+    }
+
+    /// Whether this ledger has a place for it, and no other process has that place.
+    fn may_write(&mut self, ledger: &Ledger) -> bool {
+        self.barred = match ledger.gateways.get(&self.id) {
+            Some(entry) => entry.beat > self.beat,
+            None => ledger.gateways.len() >= GATEWAYS_MAX,
+        };
+        if self.barred {
+            let notice = if ledger.gateways.contains_key(&self.id) { Notice::SameIdentity } else { Notice::Crowded };
+            self.own.values_mut().for_each(|own| own.room = Amounts::default());
+            self.notice_once("barred", notice);
+        }
+        !self.barred
+    }
+
+    /// The gateways whose lease is over.
+    fn over(&self, now: Duration, ledger: &Ledger) -> BTreeSet<String> {
+        let others = ledger.gateways.iter().filter(|(id, _)| **id != self.id && *id != UNEXPLAINED);
+        others.filter(|(id, entry)| self.silence.is_over(now, id, entry)).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Frees what those whose lease is over held, as far as what the engines run is explained by the others.
+    fn take_back(&self, now: Duration, ledger: &mut Ledger, local: &LocalUse) {
+        let given_up = self.rules.keep && self.silence.of(now, UNEXPLAINED) > self.rules.lease * KEEP_LEASES;
+        let Some(entry) = ledger.gateways.get_mut(UNEXPLAINED) else { return };
+        for (backend, holding) in entry.backends.iter_mut().filter(|(backend, _)| local.contains_key(*backend)) {
+            let left = self.census.left(backend, entry.beat);
+            if given_up || (left.is_none() && self.rules.keep && self.has_no_pages(now, backend)) {
+                holding.shrink_to(0);
+            } else if let Some(left) = left {
+                holding.shrink_to(left);
+            }
+        }
+        entry.backends.retain(|_, holding| !holding.share.is_none() || !holding.used.is_none());
+        if entry.backends.is_empty() {
+            ledger.gateways.remove(UNEXPLAINED);
+        }
+    }
+
+    /// Whether an engine does not say what it runs.
+    fn has_no_pages(&self, now: Duration, backend: &str) -> bool {
+        self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
+    }
+
+    /// Writes its own entry. Returns what it may use once that is confirmed.
+    fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
+        let old = ledger.gateways.get(&self.id).cloned();
+        let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));
+        gone.for_each(|(_, own)| own.room = Amounts::default());
+        let beat = self.beat + 1;
+        let lease_ms = self.rules.lease.as_millis() as u64;
+        let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new() };
+        let mut rooms = BTreeMap::new();
+        for (backend, usage) in local {
+            let known = old.as_ref().and_then(|old| old.backends.get(backend)).copied();
+            let had = match known {
+                Some(holding) => holding.share,
+                None => self.claim(now, ledger, backend, usage),
+            };
+            let (holding, goal) = self.divide_backend(ledger, backend, usage, &had);
+            let own = self.own.entry(backend.clone()).or_default();
+            let room = holding.share.min(&goal);
+            own.room = own.room.min(&room);
+            rooms.insert(backend.clone(), room);
+            entry.backends.insert(backend.clone(), holding);
+        }
+        let holds_nothing = entry.backends.values().all(|holding| holding.share.is_none() && holding.used.is_none());
+        match self.leaving && holds_nothing {
+            true => drop(ledger.gateways.remove(&self.id)),
+            false => drop(ledger.gateways.insert(self.id.clone(), entry)),
+        }
+        rooms
+    }
+
+    /// What it says that it has of a backend for which it has no entry: what it was using by an object that was lost, as far as
+    /// that is kept for earlier gateways, and unless its lease is over. For those the whole limit of a backend is kept that the
+    /// ledger does not know.
+    fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
+        // In this object its share was taken back, or in the lost one it may have been: earlier gateways' is not its.
+        let is_taken = ledger.begun == self.begun || self.is_over(now);
+        let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
+        if !ledger.known.contains(backend) {
+            if ledger.known.len() >= BACKENDS_MAX {
+                ledger.known.pop_first();
+            }
+            ledger.known.insert(backend.to_owned());
+            let share = Amounts::each(|unit| usage.limit.get(unit).unwrap_or(0));
+            let lease_ms = self.rules.lease.as_millis() as u64;
+            let earlier =
+                ledger.gateways.entry(EARLIER.to_owned()).or_insert_with(|| Entry { lease_ms, ..Entry::default() });
+            // Its beat moves, so that all wait for the whole lease again.
+            earlier.beat += 1;
+            earlier.lease_ms = earlier.lease_ms.max(lease_ms);
+            earlier.backends.insert(backend.to_owned(), Holding { limit: usage.limit, share, ..Holding::default() });
+        }
+        let earlier = ledger.gateways.get_mut(EARLIER).and_then(|earlier| earlier.backends.get_mut(backend));
+        let Some(earlier) = earlier else { return Amounts::default() };
+        let claimed = room.min(&earlier.share);
+        earlier.share = Amounts::each(|unit| earlier.share.get(unit) - claimed.get(unit));
+        claimed
+    }
+
+    /// Its holding of one backend, and the part towards which its share moves.
+    fn divide_backend(&mut self, ledger: &Ledger, backend: &str, usage: &Usage, had: &Amounts) -> (Holding, Amounts) {
+        let limit = ledger.limit(backend).min(&usage.limit);
+        let own = self.own.entry(backend.to_owned()).or_default();
+        let wanted = if self.leaving { Amounts::default() } else { usage.wanted };
+        let need = if self.leaving { Amounts::default() } else { usage.need };
+        let since = own.line.places((ledger.writes, ledger.gateways.len() as u64), &wanted, &need, had);
+        let settled = own.windows.extend(usage.settled);
+        let mut holding = Holding { limit: usage.limit, share: *had, used: usage.used, wanted, need, since, settled };
+        let mut goal = Amounts::default();
+        for unit in Unit::ALL {
+            let Some(limit) = limit.get(unit) else {
+                holding.share.set(unit, 0);
+                continue;
+            };
+            let division = Division { ledger, id: &self.id, backend, unit, limit, leaving: self.leaving };
+            let (part, share) = division.next(&holding);
+            goal.set(unit, part);
+            holding.share.set(unit, share);
+        }
+        (holding, goal)
+    }
+
+    fn notice_differences(&mut self, ledger: &Ledger) {
+        let Some(own) = ledger.gateways.get(&self.id) else { return };
+        let others = ledger.gateways.iter().filter(|(id, _)| **id != self.id && is_gateway(id));
+        let mut found = Vec::new();
+        for (id, entry) in others {
+            if name(id) == name(&self.id) && self.silence.is_renewed(id) {
+                found.push((format!("name {id}"), Notice::NameTwice(id.clone())));
+            }
+            if entry.keeps != own.keeps {
+                found.push((format!("mode {id}"), Notice::ModeDiffers(id.clone())));
+            }
+            let differs = |(backend, holding): (&String, &Holding)| {
+                entry.backends.get(backend).is_some_and(|other| other.limit != holding.limit).then(|| backend.clone())
+            };
+            if let Some(backend) = own.backends.iter().find_map(differs) {
+                found.push((format!("limit {id} {backend}"), Notice::LimitDiffers(backend, id.clone())));
+            }
+        }
+        found.into_iter().for_each(|(key, notice)| self.notice_once(&key, notice));
+    }
+}

@@ -1,0 +1,28 @@
+//! The store of the simulated world: one object, and what it was before, for reads that are stale.
+
+use std::collections::VecDeque;
+
+use crate::ledger::Ledger;
+
+/// States of the store that a stale read may return.
+const HISTORY: usize = 12;
+
+/// The store: one object with a revision.
+#[derive(Default)]
+pub(super) struct Store {
+    pub(super) states: VecDeque<(u64, Option<Ledger>)>,
+    revision: u64,
+    pub(super) down: bool,
+}
+
+impl Store {
+    pub(super) fn latest(&self) -> (u64, Option<Ledger>) {
+        self.states.front().cloned().unwrap_or((0, None))
+    }
+
+    pub(super) fn put(&mut self, ledger: Option<Ledger>) {
+        self.revision += 1;
+        self.states.push_front((self.revision, ledger));
+        self.states.truncate(HISTORY);
+    }
+}

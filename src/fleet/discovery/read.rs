@@ -1,0 +1,36 @@
+//! Reads the status of a pod.
+//!
+//! Readiness is that of its containers and of the gates of others: the `Ready` condition also waits for our own gate, and turns false
+//! when the cluster loses a node whose engines still serve.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::failure::{engine, failure};
+use super::{GATE, Gate, SeenPod};
+
+/// The pod's name and what matters of it. `container`: that of the engine.
+pub(crate) fn read(pod: &Pod, container: &str) -> Option<(String, SeenPod)> {
+    let name = pod.metadata.name.clone()?;
+    let status = pod.status.clone().unwrap_or_default();
+    let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let gates: Vec<&str> = gates.map(|gate| gate.condition_type.as_str()).collect();
+    let is_true = |wanted: &str| {
+        status.conditions.iter().flatten().any(|condition| condition.type_ == wanted && condition.status == "True")
+    };
+    let gate = match (gates.contains(&GATE), is_true(GATE)) {
+        (false, _) => Gate::Absent,
+        (true, false) => Gate::Missing,
+        (true, true) => Gate::Given,
+    };
+    let others = gates.iter().filter(|gate| **gate != GATE).all(|gate| is_true(gate));
+    let seen = SeenPod {
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+        ip: status.pod_ip.clone().filter(|ip| !ip.is_empty()),
+        restarts: engine(pod, container).map_or(0, |engine| engine.restart_count),
+        ready: is_true("ContainersReady") && others,
+        gate,
+        leaving: pod.metadata.deletion_timestamp.is_some(),
+        failure: failure(pod, container),
+    };
+    Some((name, seen))
+}

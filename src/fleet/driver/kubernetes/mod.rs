@@ -1,0 +1,316 @@
+//! The driver of an engine in a pod of a StatefulSet.
+//!
+//! A start applies the flags as the arguments of the container ([`set`]) and replaces the pod, if it is still the one that was
+//! stopped; the platform starts the new one. A stop therefore only lets the pod go: it is out of rotation, and the platform gives
+//! no device to two pods. A pod that the platform replaced or restarted by itself (a node was drained, the engine crashed) is an
+//! engine that ended: it is brought into rotation again as any other, and not replaced a second time.
+//!
+//! Where another field manager owns the arguments, the gateway stands back: a planned change is refused before anything is stopped,
+//! and an engine that came up with other arguments serves with these, which [`Driver::remark`] says. When the API server is away,
+//! nothing is known and nothing is changed.
+//!
+//! Bounds: one look at the pod per [`LOOK`]; a pod may take its grace period and [`REPLACED`] to be replaced.
+
+mod set;
+mod words;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use self::set::{Set, args_of};
+use self::words::settings_of;
+use crate::discovery::client::CallError;
+use crate::discovery::{Gate, failure, read};
+use crate::driver::{
+    AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, Notice, PortOwner,
+    StartProgress, StopRules, Stopped,
+};
+use crate::launch::{check_values, words_of};
+use sluice_core::vllm::failure::{Exit, FailureClass};
+use sluice_gateway::config::PodEngine;
+
+/// Between two looks at the pod while its end is awaited.
+const LOOK: Duration = Duration::from_secs(2);
+/// Between two looks while it is replaced.
+const REPLACE_LOOK: Duration = Duration::from_millis(500);
+/// For a pod to be there again, after its grace period.
+const REPLACED: Duration = Duration::from_secs(60);
+/// Its grace period, where it has none.
+const GRACE: i64 = 30;
+
+/// Controls one engine in a pod.
+#[derive(Debug)]
+pub struct PodDriver {
+    name: String,
+    engine: PodEngine,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The pod, and the restarts of its container when it was started or taken over.
+    current: Option<(String, i32)>,
+    /// The pod that was stopped, if its engine ran then: it is replaced by the next start.
+    stopped: Option<String>,
+    /// The arguments of the pod that was seen last.
+    args: Option<Vec<String>>,
+    /// The container was ready when it was seen last.
+    ready: bool,
+    /// The pod had our readiness gate, or needs none.
+    warm: bool,
+    failure: Option<EngineFailure>,
+    remark: Option<String>,
+}
+
+impl PodDriver {
+    /// A driver for the backend called `name`.
+    pub fn new(name: &str, engine: PodEngine) -> Self {
+        Self { name: name.to_owned(), engine, state: Mutex::default() }
+    }
+
+    fn failed(&self, error: CallError) -> EngineFailure {
+        match error {
+            CallError::Conflict(why) => EngineFailure::new(
+                FailureClass::ManagedElsewhere,
+                format!("StatefulSet {} of {}: {why}", self.engine.statefulset, self.name),
+            ),
+            CallError::Unwanted(why) => EngineFailure::new(FailureClass::ManagedElsewhere, why),
+            CallError::NotFound(why) | CallError::Other(why) => EngineFailure::new(FailureClass::ClusterRefused, why),
+        }
+    }
+
+    fn set(&self) -> Result<Set<'_>, EngineFailure> {
+        Set::of(&self.engine).map_err(|error| self.failed(error))
+    }
+
+    /// The pod as it is now, noted for the methods that do not ask.
+    async fn look(&self) -> Result<Option<Pod>, EngineFailure> {
+        let pod = self.set()?.pod().await.map_err(|error| self.failed(error))?;
+        let mut state = self.state.lock();
+        match &pod {
+            Some(pod) => {
+                state.args = args_of(pod.spec.as_ref(), &self.engine.container);
+                let seen = read::read(pod, &self.engine.container).map(|(_, seen)| seen).unwrap_or_default();
+                (state.ready, state.warm) = (seen.ready && !seen.leaving, seen.gate != Gate::Missing);
+                state.failure = failure::failure(pod, &self.engine.container).or(state.failure.take());
+            }
+            None => state.ready = false,
+        }
+        drop(state);
+        Ok(pod)
+    }
+
+    fn restarts(&self, pod: &Pod) -> i32 {
+        failure::engine(pod, &self.engine.container).map_or(0, |engine| engine.restart_count)
+    }
+
+    /// Whether the engine that was started or taken over has ended.
+    fn status_of(&self, pod: Option<&Pod>) -> EngineStatus {
+        let state = self.state.lock();
+        let (Some((uid, restarts)), Some(pod)) = (&state.current, pod) else {
+            return if state.current.is_some() { EngineStatus::Ended(Exit::Unseen) } else { EngineStatus::Absent };
+        };
+        if pod.metadata.uid.as_deref() != Some(uid) || pod.metadata.deletion_timestamp.is_some() {
+            return EngineStatus::Ended(Exit::Unseen);
+        }
+        let engine = failure::engine(pod, &self.engine.container);
+        let ended = |engine: &&k8s_openapi::api::core::v1::ContainerStatus| {
+            engine.restart_count > *restarts || engine.state.as_ref().is_some_and(|state| state.terminated.is_some())
+        };
+        match engine.filter(ended) {
+            Some(engine) => EngineStatus::Ended(failure::last_exit(engine).unwrap_or(Exit::Unseen)),
+            None => EngineStatus::Running,
+        }
+    }
+
+    /// Waits for a pod other than `old`.
+    async fn replaced(&self, old: Option<&str>) -> Result<Pod, EngineFailure> {
+        let began = Instant::now();
+        let mut grace = GRACE;
+        loop {
+            let found = self.look().await;
+            if let Ok(Some(pod)) = found {
+                let is_new = pod.metadata.uid.as_deref() != old && pod.metadata.deletion_timestamp.is_none();
+                if is_new {
+                    return Ok(pod);
+                }
+                grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(grace);
+            }
+            let limit = REPLACED + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+            if began.elapsed() > limit {
+                let cause =
+                    format!("the cluster has not replaced the pod {} within {} s", self.engine.pod, limit.as_secs());
+                return Err(EngineFailure::new(FailureClass::ClusterRefused, cause));
+            }
+            sleep(REPLACE_LOOK).await;
+        }
+    }
+
+    /// Applies the flags. Whether they are in force; `false`: another manager owns them, which is accepted for a pod that is not
+    /// replaced by us.
+    async fn apply(&self, wanted: &[String], is_planned: bool) -> Result<bool, EngineFailure> {
+        let set = self.set()?;
+        // Whether other pods have to be first was checked before the stop; what comes here besides goes back to what it had.
+        let applied = match set.plan(wanted, true).await {
+            Ok(plan) => set.apply(&plan, false).await,
+            Err(error) => Err(error),
+        };
+        match applied {
+            Ok(()) => Ok(true),
+            Err(CallError::Conflict(why)) if !is_planned => {
+                tracing::warn!(backend = %self.name, "its arguments are managed elsewhere and stay as they are: {why}");
+                self.state.lock().remark = Some(format!("its arguments are managed elsewhere: {why}"));
+                Ok(false)
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+}
+
+#[async_trait]
+impl Driver for PodDriver {
+    fn kind(&self) -> DriverKind {
+        DriverKind::Kubernetes
+    }
+
+    async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
+        check_values(settings)?;
+        let (set, wanted) = (self.set()?, words_of(settings));
+        let own = self.look().await?.and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
+        // After a stop it is asked once more, maybe for what a failed change goes back to.
+        let stays = own.as_ref() == Some(&wanted) || self.state.lock().current.is_none();
+        let plan = set.plan(&wanted, stays).await.map_err(|error| self.failed(error))?;
+        set.apply(&plan, true).await.map_err(|error| self.failed(error))?;
+        Ok(Vec::new())
+    }
+
+    fn adapter_rank(&self, _settings: &EngineSettings) -> AdapterRank {
+        AdapterRank::Unknown
+    }
+
+    async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
+        let wanted = words_of(settings);
+        let stopped = self.state.lock().stopped.clone();
+        let before = self.look().await?;
+        let uid = before.as_ref().and_then(|pod| pod.metadata.uid.clone());
+        let is_leaving = before.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some());
+        let own = before.as_ref().and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
+        let runs_wanted = own.as_ref() == Some(&wanted);
+        let is_planned = stopped.is_some() && stopped == uid;
+        // A pod that does not come up with other flags than these goes back.
+        let replaces = is_planned || before.is_some() && !runs_wanted;
+        let applied = self.apply(&wanted, is_planned).await?;
+        let pod = match before {
+            // Others delete it: the platform starts the next one.
+            Some(_) if is_leaving => self.replaced(uid.as_deref()).await?,
+            Some(pod) if !(replaces && applied || is_planned) => pod,
+            Some(_) => {
+                self.state.lock().failure = None;
+                let uid = uid.unwrap_or_default();
+                self.set()?.delete(&uid).await.map_err(|error| self.failed(error))?;
+                self.replaced(Some(&uid)).await?
+            }
+            None => self.replaced(None).await?,
+        };
+        let found = args_of(pod.spec.as_ref(), &self.engine.container);
+        if applied && found.as_ref() != Some(&wanted) {
+            let cause = format!("the pod {} came up with {}", self.engine.pod, found.unwrap_or_default().join(" "));
+            return Err(EngineFailure::new(FailureClass::ManagedElsewhere, cause));
+        }
+        let (uid, restarts) = (pod.metadata.uid.clone().unwrap_or_default(), self.restarts(&pod));
+        let mut state = self.state.lock();
+        if applied {
+            state.remark = None;
+        }
+        state.stopped = None;
+        state.current = Some((uid.clone(), restarts));
+        Ok(EngineIdentity::Pod { uid, restarts })
+    }
+
+    async fn find_running(&self) -> Option<EngineIdentity> {
+        let pod = self.look().await.ok()??;
+        let restarts = self.restarts(&pod);
+        pod.metadata.deletion_timestamp.is_none().then_some(())?;
+        Some(EngineIdentity::Pod { uid: pod.metadata.uid?, restarts })
+    }
+
+    fn running_settings(&self) -> Option<EngineSettings> {
+        self.state.lock().args.as_deref().map(settings_of)
+    }
+
+    async fn adopt(&self, identity: &EngineIdentity) -> Result<bool, EngineFailure> {
+        let EngineIdentity::Pod { uid, .. } = identity else {
+            let cause = format!("{} is a pod, but the journal describes another kind of engine", self.name);
+            return Err(EngineFailure::new(FailureClass::NotOurs, cause));
+        };
+        let pod = self.look().await?;
+        let Some(pod) = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(uid)) else { return Ok(false) };
+        // It may have been restarted in its pod meanwhile; it is ready or not, which is seen next.
+        self.state.lock().current = Some((uid.clone(), self.restarts(&pod)));
+        Ok(true)
+    }
+
+    async fn stop(&self, _rules: StopRules) -> Result<Stopped, EngineFailure> {
+        let pod = self.look().await.ok().flatten();
+        let runs = self.status_of(pod.as_ref()) == EngineStatus::Running;
+        let mut state = self.state.lock();
+        if runs {
+            state.stopped = pod.and_then(|pod| pod.metadata.uid);
+        }
+        state.current = None;
+        Ok(Stopped { exit: None, forced: false, orphans: 0, memory_back: None })
+    }
+
+    async fn status(&self) -> EngineStatus {
+        match self.look().await {
+            Ok(pod) => self.status_of(pod.as_ref()),
+            Err(_) => EngineStatus::Unknown,
+        }
+    }
+
+    async fn wait_for_exit(&self) -> Exit {
+        loop {
+            sleep(LOOK).await;
+            match self.status().await {
+                EngineStatus::Ended(exit) => return exit,
+                EngineStatus::Absent => std::future::pending().await,
+                EngineStatus::Running | EngineStatus::Unknown => {}
+            }
+        }
+    }
+
+    /// Until the container is ready, whatever responds at the address is another pod that has it now.
+    async fn port_owner(&self) -> PortOwner {
+        if self.state.lock().ready { PortOwner::Unknown } else { PortOwner::Free }
+    }
+
+    fn tail(&self, _lines: usize) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn progress(&self) -> Option<watch::Receiver<StartProgress>> {
+        None
+    }
+
+    fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
+        let seen = self.state.lock().failure.clone();
+        let failure = seen.unwrap_or_else(|| {
+            let cause = format!("the pod {} was deleted or its engine ended", self.engine.pod);
+            EngineFailure::new(FailureClass::EngineDied, cause)
+        });
+        EngineFailure { exit: failure.exit.or(exit), ..failure }
+    }
+
+    fn is_warm(&self) -> bool {
+        self.state.lock().warm
+    }
+
+    fn remark(&self) -> Option<String> {
+        self.state.lock().remark.clone()
+    }
+}

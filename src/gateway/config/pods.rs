@@ -1,0 +1,72 @@
+//! `pool.kubernetes`: backends that are pods of a Kubernetes cluster, found while the gateway runs.
+//!
+//! The file says which pods; which of them there are now is put into a configuration by `put_pods`, so limits and rules of the pool
+//! apply to them as to listed backends. Each is an external backend, or with `statefulset` one whose engine the gateway restarts
+//! with other arguments.
+
+use std::collections::BTreeMap;
+
+use super::backend::{ArgValue, Backend, PodEngine, Target};
+use super::secret::Secret;
+use super::table::table;
+use super::value::{Endpoint, not_empty};
+
+table! {
+    /// Backends that are pods of a Kubernetes cluster.
+    pub struct Pods {
+        /// Labels that the pods have, as kubectl takes them with -l.
+        pub selector: String = required("write the labels of the pods, such as \"app=short\"").check(not_empty)
+            .example("app=short");
+        /// The port that the engines serve on.
+        pub port: u16 = default("8000").within("1", "65535");
+        /// The namespace of the pods.
+        pub namespace: Option<String> = optional("that of the gateway: of its service account, or of the context in KUBECONFIG")
+            .check(not_empty).example("inference");
+        /// Share of new work of each pod relative to the others.
+        pub weight: f64 = default("1.0").within("0.001", "1000");
+        /// Bearer token sent to the engines, if they were started with --api-key: "env:NAME" or "file:PATH".
+        pub api_key: Option<Secret> = optional("none").example("env:GPU0_API_KEY");
+        /// The StatefulSet that the pods belong to, if the gateway may restart its engines with other arguments: one pod at a
+        /// time, from the highest number down. It then owns `args` of the container and the partition of the StatefulSet.
+        pub statefulset: Option<String> = optional("the gateway restarts no pods").check(not_empty).example("short")
+            .restarts_engine();
+        /// The container of the engine.
+        pub container: String = default("engine").check(not_empty).restarts_engine();
+        /// Flags of vLLM, without their dashes, that the gateway sets as the arguments of the container; see `launch.args`. All
+        /// others belong into its command.
+        pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256").restarts_engine();
+    }
+}
+
+/// A pod that is a backend now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundPod {
+    /// Its name, which is the name of the backend.
+    pub name: String,
+    /// Its address.
+    pub ip: String,
+    /// It gets no new requests: it is being deleted, or is not ready.
+    pub cordoned: bool,
+}
+
+impl Pods {
+    /// The backend that a pod is.
+    pub fn backend(&self, pod: &FoundPod) -> Backend {
+        let endpoint = Endpoint { https: false, host: pod.ip.clone(), port: self.port, prefix: String::new() };
+        let target = match &self.statefulset {
+            None => Target::Url(endpoint),
+            Some(statefulset) => Target::Pod(
+                endpoint,
+                PodEngine {
+                    pod: pod.name.clone(),
+                    namespace: self.namespace.clone(),
+                    statefulset: statefulset.clone(),
+                    container: self.container.clone(),
+                    args: self.args.clone(),
+                },
+            ),
+        };
+        let (name, weight, api_key) = (pod.name.clone(), self.weight, self.api_key.clone());
+        Backend { name, target, weight, api_key, tls: None, connection: None, cordoned: pod.cordoned }
+    }
+}

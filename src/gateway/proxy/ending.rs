@@ -1,0 +1,74 @@
+//! How the service of a port ends: it stops, or another process goes on with its socket.
+//!
+//! For the port of clients and the admin port. Each connection watches it; what it does then, its owner decides.
+
+use tokio::sync::watch;
+
+/// Ends the service of a port.
+#[derive(Clone, Debug, Default)]
+pub struct Ending {
+    stop: watch::Sender<bool>,
+    hand_over: watch::Sender<bool>,
+    closed: watch::Sender<bool>,
+}
+
+impl Ending {
+    /// Accepts no more connections, and closes those without a request at once.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Accepts no more connections: another process does. Those that are open are served on, see `listener.rs`. Returns when no more
+    /// are accepted.
+    pub async fn hand_over(&self) {
+        self.hand_over.send_replace(true);
+        turned(&mut self.closed.subscribe()).await;
+    }
+
+    /// To be called when no more connections are accepted.
+    pub fn has_closed(&self) {
+        self.closed.send_replace(true);
+    }
+
+    /// What a connection watches.
+    pub fn watch(&self) -> Ends {
+        Ends { stop: self.stop.subscribe(), hand_over: self.hand_over.subscribe() }
+    }
+}
+
+/// Whether the service of a port ends.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    pub(super) stop: watch::Receiver<bool>,
+    hand_over: watch::Receiver<bool>,
+}
+
+impl Ends {
+    /// Whether the gateway stops.
+    pub fn is_stopped(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Whether no more connections are accepted.
+    pub fn is_closed(&self) -> bool {
+        self.is_stopped() || *self.hand_over.borrow()
+    }
+
+    /// Returns when the gateway stops.
+    pub async fn stopped(&mut self) {
+        turned(&mut self.stop).await;
+    }
+
+    /// Returns when no more connections are accepted.
+    pub async fn closed(&mut self) {
+        tokio::select! {
+            () = turned(&mut self.stop) => {}
+            () = turned(&mut self.hand_over) => {}
+        }
+    }
+}
+
+/// A function of its own, because the guard that `wait_for` returns is not `Send`.
+async fn turned(signal: &mut watch::Receiver<bool>) {
+    let _ = signal.wait_for(|set| *set).await;
+}

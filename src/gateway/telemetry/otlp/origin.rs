@@ -1,0 +1,39 @@
+//! What spans and metrics have in common: this process as their origin, and attributes.
+//!
+//! Replicas with one service name differ in `service.instance.id`, so that a collector does not mix their counters.
+
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+
+/// This process under the name of the configuration.
+pub(super) fn resource(service_name: &str) -> Resource {
+    let version = text("service.version", env!("CARGO_PKG_VERSION"));
+    let pid = number("process.pid", std::process::id());
+    let mut attributes = vec![text("service.name", service_name), version, pid];
+    if let Ok(host) = std::fs::read_to_string("/proc/sys/kernel/hostname") {
+        let host = host.trim_end();
+        // Two replicas with the same service name are two origins.
+        attributes.push(text("service.instance.id", &format!("{host}:{}", std::process::id())));
+        attributes.push(text("host.name", host));
+    }
+    Resource { attributes, ..Resource::default() }
+}
+
+/// The code that made them.
+pub(super) fn scope() -> InstrumentationScope {
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    InstrumentationScope { name: "sluice".to_owned(), version, ..InstrumentationScope::default() }
+}
+
+pub(super) fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+pub(super) fn text(key: &str, value: &str) -> KeyValue {
+    attribute(key, Value::StringValue(value.to_owned()))
+}
+
+pub(super) fn number(key: &str, value: impl Into<i64>) -> KeyValue {
+    attribute(key, Value::IntValue(value.into()))
+}

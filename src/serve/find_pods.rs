@@ -1,0 +1,203 @@
+//! Follows the pods of the pools that have a `kubernetes` table, warms new ones up, gives them their readiness gate, and puts them
+//! in force.
+//!
+//! One task for all pools. What it does about a pod is decided by [`Members`]. Pods of a pool stay in force while the API server is
+//! away, and until the pods of another selector were listed once. Bounds: [`AT_ONCE`] pods are prepared at once; what failed is
+//! tried again every [`RETRY`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::app::App;
+use crate::config::{Config, FoundPod};
+use crate::fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
+use crate::fleet::warm_up_external;
+use crate::flow::specs;
+
+/// Between two looks without news: steps of engines change, and configurations.
+const LOOK: Duration = Duration::from_millis(500);
+/// Between two attempts at what failed.
+const RETRY: Duration = Duration::from_secs(10);
+/// Pods that are prepared at once.
+const AT_ONCE: usize = 8;
+
+/// One pool whose pods are followed.
+#[derive(Debug)]
+struct Follower {
+    query: PodQuery,
+    managed: bool,
+    members: Members,
+    seen: watch::Receiver<Seen>,
+    task: JoinHandle<()>,
+    /// The last that was in force; of an earlier selector until pods were listed once.
+    found: Vec<FoundPod>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A pod was prepared: whether it is warm, and whether it has its gate.
+type Prepared = (String, Job, Result<(), String>, Result<(), String>);
+
+/// All pools whose pods are followed.
+#[derive(Debug)]
+struct Followers {
+    pools: BTreeMap<String, Follower>,
+    news: Arc<Notify>,
+    jobs: JoinSet<Prepared>,
+    room: Arc<Semaphore>,
+    tried: Instant,
+}
+
+impl App {
+    /// Runs until `end` is true.
+    pub(super) async fn keep_finding_pods(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        let news = Arc::new(Notify::new());
+        let (jobs, room) = (JoinSet::new(), Arc::new(Semaphore::new(AT_ONCE)));
+        let mut followers =
+            Followers { pools: BTreeMap::new(), news: Arc::clone(&news), jobs, room, tried: Instant::now() };
+        loop {
+            followers.configure(&self.config.load());
+            tokio::select! {
+                () = news.notified() => {}
+                () = tokio::time::sleep(LOOK) => {}
+                Some(done) = followers.jobs.join_next() => followers.note(done),
+                _ = end.wait_for(|ending| *ending) => return,
+            }
+            followers.look(&self);
+            if self.pods.set(followers.found()) {
+                let app = Arc::clone(&self);
+                // Rebuilds the routing table.
+                if let Err(error) = tokio::task::spawn_blocking(move || app.put_pods()).await {
+                    tracing::error!(%error, "the pods could not be put in force");
+                }
+            }
+            self.pods.show(followers.views());
+        }
+    }
+}
+
+impl Followers {
+    /// Follows the pods of exactly the pools of this configuration.
+    fn configure(&mut self, config: &Config) {
+        let mut found = BTreeMap::new();
+        for pool in &config.pools {
+            let Some(pods) = &pool.kubernetes else { continue };
+            let (namespace, selector) = (pods.namespace.clone(), pods.selector.clone());
+            let query = PodQuery { namespace, selector, container: pods.container.clone() };
+            found.insert(pool.name.clone(), (query, pods.statefulset.is_some()));
+        }
+        self.pools.retain(|name, _| found.contains_key(name));
+        for (name, (query, managed)) in found {
+            let before = self.pools.get(&name);
+            if before.is_some_and(|before| before.query == query && before.managed == managed) {
+                continue;
+            }
+            let kept = before.map(|before| before.found.clone()).unwrap_or_default();
+            let follower = self.follow(query, managed, kept);
+            self.pools.insert(name, follower);
+        }
+    }
+
+    fn follow(&self, query: PodQuery, managed: bool, found: Vec<FoundPod>) -> Follower {
+        let (sender, seen) = watch::channel(Seen::default());
+        let (news, mut changes, followed) = (Arc::clone(&self.news), seen.clone(), query.clone());
+        let task = tokio::spawn(async move {
+            let notified = async {
+                while changes.changed().await.is_ok() {
+                    news.notify_one();
+                }
+            };
+            tokio::join!(discovery::follow(followed, sender), notified);
+        });
+        Follower { query, managed, members: Members::new(managed), seen, task, found }
+    }
+
+    /// Takes in what was seen, and begins to prepare pods.
+    fn look(&mut self, app: &Arc<App>) {
+        let engines = app.fleet.views();
+        if self.tried.elapsed() >= RETRY {
+            self.tried = Instant::now();
+            self.pools.values_mut().for_each(|follower| follower.members.retry());
+        }
+        let config = app.config.load_full();
+        for (pool, follower) in &mut self.pools {
+            let seen = follower.seen.borrow_and_update().clone();
+            let is_coming = |pod: &str| {
+                let name = format!("{pool}/{pod}");
+                engines.iter().any(|engine| engine.backend == name && !matches!(&*engine.step, "hold" | "off"))
+            };
+            follower.members.see(&seen, is_coming);
+            if seen.complete {
+                follower.found = follower.members.found();
+            }
+            let serves = |pod: &str| {
+                let name = format!("{pool}/{pod}");
+                engines.iter().any(|engine| engine.backend == name && matches!(&*engine.step, "ramp" | "serve"))
+            };
+            for job in follower.members.jobs(serves) {
+                let (pool, query, room) = (pool.clone(), follower.query.clone(), Arc::clone(&self.room));
+                let config = Arc::clone(&config);
+                self.jobs.spawn(async move {
+                    // Never closed.
+                    let _room = room.acquire().await;
+                    let (warm, gate) = prepare(&config, &pool, &query, &job).await;
+                    (pool, job, warm, gate)
+                });
+            }
+        }
+    }
+
+    fn note(&mut self, done: Result<Prepared, tokio::task::JoinError>) {
+        let (pool, job, warm, gate) = match done {
+            Ok(done) => done,
+            Err(error) => return tracing::error!(%error, "a pod could not be prepared"),
+        };
+        let name = &job.name;
+        match (&warm, &gate) {
+            (Err(why), _) => tracing::warn!("pod {pool}/{name}: not in use: {why}"),
+            (Ok(()), Err(why)) => tracing::warn!("pod {pool}/{name}: {why}"),
+            (Ok(()), Ok(())) => tracing::info!(gate = job.gate, "pod {pool}/{name}: warm"),
+        }
+        if let Some(follower) = self.pools.get_mut(&pool) {
+            follower.members.prepared(&job, warm, gate);
+        }
+    }
+
+    fn found(&self) -> BTreeMap<String, Vec<FoundPod>> {
+        self.pools.iter().map(|(pool, follower)| (pool.clone(), follower.found.clone())).collect()
+    }
+
+    fn views(&self) -> Vec<PodsView> {
+        let view = |(pool, follower): (&String, &Follower)| PodsView {
+            pool: pool.clone(),
+            trouble: follower.seen.borrow().trouble.clone(),
+            pods: follower.members.views(),
+        };
+        self.pools.iter().map(view).collect()
+    }
+}
+
+/// Warms a pod up and gives it its gate, as far as it needs that.
+async fn prepare(config: &Config, pool: &str, query: &PodQuery, job: &Job) -> (Result<(), String>, Result<(), String>) {
+    let pods = config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref());
+    let Some(pods) = pods else { return (Err("its pool is gone".to_owned()), Ok(())) };
+    if job.warm_up {
+        let pod = FoundPod { name: job.name.clone(), ip: job.ip.clone(), cordoned: false };
+        let address = Arc::new(specs::address(&pods.backend(&pod)));
+        let warmed = warm_up_external(&address, config.health.probe_timeout, config.fleet.warm_up).await;
+        if warmed.is_err() {
+            return (warmed, Ok(()));
+        }
+    }
+    let gate = if job.gate { discovery::give_gate(query, job).await } else { Ok(()) };
+    (Ok(()), gate)
+}

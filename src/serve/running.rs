@@ -1,0 +1,191 @@
+//! A running gateway: how it stops, and how it gives what decides to another gateway.
+//!
+//! Every gateway serves requests; of several that live at the same time, one decides about engines, limits and experiments. Bounds:
+//! `server.drain_timeout` for requests, [`TAKE_BACK_MAX`] for the journal.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::app::App;
+use super::engines;
+use super::upgrade::Port;
+use crate::config::OnExit;
+use crate::fleet::{EngineBusy, JournalError};
+use crate::proxy::Ending;
+
+/// How long a gateway that goes on after all tries to lock the journal again: the other process may be ending.
+const TAKE_BACK_MAX: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Running {
+    pub(super) app: Arc<App>,
+    pub(super) client: SocketAddr,
+    pub(super) admin: SocketAddr,
+    pub(super) ending: Ending,
+    pub(super) admin_ending: Ending,
+    pub(super) end: watch::Sender<bool>,
+    pub(super) serving: JoinHandle<bool>,
+    pub(super) tasks: Vec<JoinHandle<()>>,
+    /// `None` while another gateway decides.
+    pub(super) deciders: Option<Deciders>,
+    /// Further descriptors of the sockets that listen, with the configured addresses. While they are open, the kernel completes
+    /// connections.
+    pub(super) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
+    /// Follows the gateway that this one took over from, until that has ended.
+    pub(super) predecessor: Option<JoinHandle<()>>,
+    /// Gateways that drain and that this one counts, directly or through each other.
+    pub(super) draining: Arc<AtomicU32>,
+}
+
+/// The tasks that decide about engines, limits and experiments: of several gateways, one at a time has them.
+#[derive(Debug)]
+pub(super) struct Deciders {
+    end: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Deciders {
+    pub(super) fn begin(app: &Arc<App>) -> Self {
+        let (end, ending) = watch::channel(false);
+        let state = app.config.load().fleet.state.clone();
+        let tasks = vec![
+            tokio::spawn(Arc::clone(app).keep_experiments(state, ending.clone())),
+            tokio::spawn(Arc::clone(app).keep_looking_at_adapters(ending.clone())),
+            tokio::spawn(Arc::clone(app).keep_tuning(ending.clone())),
+            tokio::spawn(Arc::clone(app).keep_watching_engines(ending)),
+        ];
+        Self { end, tasks }
+    }
+
+    /// Ends them; what they know is on disk then.
+    async fn end(self) {
+        self.end.send_replace(true);
+        for task in self.tasks {
+            let _ = task.await;
+        }
+    }
+}
+
+impl Running {
+    /// The address of the client port.
+    pub fn client_address(&self) -> SocketAddr {
+        self.client
+    }
+
+    /// The address of the admin port.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The parts of the gateway.
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    /// Is no longer ready, and serves as before. Returns for how long, by `server.lame_duck`.
+    pub fn leave(&self) -> Duration {
+        self.app.flow.leave();
+        self.app.config.load().server.lame_duck
+    }
+
+    /// Stops in order; [`Fleet::shut_down_fast`](crate::fleet::Fleet::shut_down_fast) shortens every wait in it. Returns whether all
+    /// running requests ended within `server.drain_timeout`.
+    pub async fn stop(mut self) -> bool {
+        self.app.flow.close();
+        self.sockets.clear();
+        self.ending.stop();
+        let orderly = (&mut self.serving).await.unwrap_or(false);
+        match self.app.config.load().fleet.on_exit {
+            OnExit::Stop => self.app.fleet.stop().await,
+            OnExit::Keep => self.app.fleet.abandon(),
+        }
+        self.finish().await;
+        orderly
+    }
+
+    /// Ends the connections at once that have no request, after a hand-over.
+    pub fn ending(&self) -> Ending {
+        self.ending.clone()
+    }
+
+    /// After a hand-over: waits until all requests have ended here, and in the gateways that this one counts, at most
+    /// `server.drain_timeout`. Returns whether all requests ended in that time.
+    pub async fn drain(mut self) -> bool {
+        let until = Instant::now() + self.app.config.load().server.drain_timeout;
+        let orderly = (&mut self.serving).await.unwrap_or(false);
+        if let Some(predecessor) = self.predecessor.take() {
+            tokio::select! {
+                _ = timeout(until - Instant::now(), predecessor) => {}
+                () = self.app.fleet.fast_shutdown() => {}
+            }
+        }
+        self.finish().await;
+        orderly
+    }
+
+    async fn finish(self) {
+        if let Some(deciders) = self.deciders {
+            deciders.end().await;
+        }
+        self.end.send_replace(true);
+        self.admin_ending.stop();
+        for task in self.tasks {
+            let _ = task.await;
+        }
+        self.app.telemetry.flush();
+    }
+
+    /// Ends what decides. Its state is on disk then, engines run on, and the journal is unlocked.
+    ///
+    /// # Errors
+    /// An engine is being changed or stopped; nothing has changed.
+    pub(super) async fn release(&mut self) -> Result<(), EngineBusy> {
+        self.app.fleet.release().await?;
+        if let Some(deciders) = self.deciders.take() {
+            deciders.end().await;
+        }
+        self.app.tuning.release(true);
+        Ok(())
+    }
+
+    /// Undoes [`Running::release`].
+    pub(super) async fn take_back(&mut self) {
+        self.app.tuning.release(false);
+        let until = Instant::now() + TAKE_BACK_MAX;
+        while let Err(error) = self.app.take_engines_back() {
+            if Instant::now() > until {
+                tracing::error!("engines are not managed any more: {error}; restart this gateway");
+                break;
+            }
+            sleep(TAKE_BACK_PAUSE).await;
+        }
+        self.deciders = Some(Deciders::begin(&self.app));
+    }
+}
+
+impl App {
+    fn take_engines_back(&self) -> Result<(), JournalError> {
+        let config = self.config.load_full();
+        if engines::any(&config) {
+            self.fleet.open(&config.fleet.state)?;
+        }
+        self.fleet.take_back();
+        let loaded = self.loaded.lock();
+        let (engines, external) = (
+            engines::engines(&config, &loaded.layout, &self.fleet),
+            engines::external_backends(&config, &loaded.layout),
+        );
+        self.fleet.apply(engines, external);
+        Ok(())
+    }
+}

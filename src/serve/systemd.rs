@@ -1,0 +1,25 @@
+//! Says to systemd how the gateway is doing (`Type=notify`); without systemd nothing happens.
+//!
+//! That it serves, that it stops, and after an upgrade which process goes on. See sd_notify(3).
+
+use std::env;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Sends lines such as `READY=1` to the socket that `NOTIFY_SOCKET` names.
+pub fn notify(state: &str) {
+    let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
+    let send = || -> io::Result<()> {
+        let address = match socket.as_bytes().strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name)?,
+            None => SocketAddr::from_pathname(&socket)?,
+        };
+        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
+        Ok(())
+    };
+    if let Err(error) = send() {
+        tracing::warn!(%error, "systemd does not learn {state:?}: NOTIFY_SOCKET={}", socket.display());
+    }
+}

@@ -1,0 +1,130 @@
+//! `upgrade.sock` in `fleet.state`: where a newer gateway asks the running one to hand over.
+//!
+//! Only the gateway's user may connect (mode 0600, in a folder that is the gateway's own), and the user of every visitor is checked.
+//! The socket itself is handed over too, so that its path leads to the gateway that accepts connections at every moment. A gateway
+//! that was killed leaves a path at which no process listens; the next start replaces it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::fleet::{UPGRADE_SOCKET, create_state};
+
+/// Where a new socket is bound before it takes its name.
+const DRAFT: &str = "upgrade.sock.tmp";
+/// Pause after a failed accept.
+const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// Why no newer gateway can take over.
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    /// Another gateway has this folder.
+    #[error("another running gateway answers at {path}; give each its own fleet.state", path = .0.display())]
+    Taken(PathBuf),
+    /// The socket cannot be opened.
+    #[error("{path}: {source}; fleet.state must be a folder that the gateway may write to, with a short path", path = path.display())]
+    Unusable {
+        /// The socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// The socket of the running gateway.
+#[derive(Debug)]
+pub struct Door {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Door {
+    /// The path of the socket in a folder.
+    pub(super) fn path(folder: &Path) -> PathBuf {
+        folder.join(UPGRADE_SOCKET)
+    }
+
+    /// Opens the socket in this folder, which is created where it is missing.
+    ///
+    /// # Errors
+    /// Another gateway listens there, or the folder cannot be used.
+    pub fn open(folder: &Path) -> Result<Self, DoorError> {
+        let path = Self::path(folder);
+        if StdStream::connect(&path).is_ok() {
+            return Err(DoorError::Taken(path));
+        }
+        let draft = folder.join(DRAFT);
+        let bound = create_state(folder).and_then(|()| {
+            let _ = fs::remove_file(&draft);
+            let listener = UnixListener::bind(&draft)?;
+            fs::set_permissions(&draft, fs::Permissions::from_mode(0o600))?;
+            fs::rename(&draft, &path)?;
+            Ok(listener)
+        });
+        match bound {
+            Ok(listener) => Ok(Self { listener, path }),
+            Err(source) => Err(DoorError::Unusable { path, source }),
+        }
+    }
+
+    /// The socket that the gateway before this one had open.
+    pub(super) fn inherited(folder: &Path, socket: OwnedFd) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, path: Self::path(folder) })
+    }
+
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
+    /// The next gateway that asks.
+    pub async fn visitor(&self) -> UnixStream {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => return stream,
+                Err(error) => {
+                    tracing::warn!(%error, "the socket for upgrades cannot accept; pausing");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Removes the path: the gateway stops.
+    pub fn remove(self) {
+        // Without it the next start would only find that no process listens there.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_folder_has_one_door_and_one_that_was_left_behind_is_replaced() {
+        let around = tempfile::tempdir().unwrap();
+        let folder = around.path().join("a/state");
+        let door = Door::open(&folder).unwrap();
+        let mode = fs::metadata(Door::path(&folder)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let error = Door::open(&folder).unwrap_err();
+        assert!(matches!(error, DoorError::Taken(_)), "{error}");
+        // As after a kill: the path stays.
+        drop(door);
+        Door::open(&folder).unwrap().remove();
+        assert!(!Door::path(&folder).exists());
+        let file = around.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = Door::open(&file).unwrap_err().to_string();
+        assert!(error.contains("must be a folder that the gateway may write to"), "{error}");
+        let long = around.path().join("x".repeat(120));
+        assert!(Door::open(&long).unwrap_err().to_string().contains("with a short path"));
+    }
+}

@@ -1,0 +1,35 @@
+//! An upgrade: a newer gateway takes the place of the running one, and no connection is refused and no stream cut.
+//!
+//! ```text
+//!   new                                          old
+//!   checks its configuration
+//!   connects to upgrade.sock in fleet.state ---> checks user and version
+//!                                                ends what decides (engines, tuner, experiments), saves, unlocks the journal
+//!            <--- descriptors of the sockets ---
+//!   starts: adopts engines, probes backends
+//!            ---- ready ------------------------> lowers its shares of all backends to what it uses
+//!            <--- claims ------------------------
+//!   accepts connections
+//!            ---- conceded ---------------------> accepts no more; its requests go on to their end
+//!            <--- claims, conceded, ... -------->  ends when its connections have
+//! ```
+//!
+//! Until `conceded` arrives, every failure of the new gateway makes the old one go on as before: it locks the journal and
+//! adopts its engines again. After that, what the old one uses counts as foreign use in the new one
+//! ([`foreign`](crate::pool::foreign)), so that the limits hold across both. A gateway that drains may be followed by more upgrades: each one
+//! claims for itself and for those before it.
+//!
+//! Bounds: one upgrade at a time; eight gateways that drain; messages of 4 MiB; the times in
+//! `successor.rs` and `predecessor.rs`.
+
+mod error;
+mod wire;
+mod door;
+mod predecessor;
+mod successor;
+
+pub use door::{Door, DoorError};
+pub use error::UpgradeError;
+pub(super) use predecessor::Predecessor;
+pub use predecessor::{Opened, take_over};
+pub(super) use wire::Port;

@@ -1,0 +1,235 @@
+//! The side of the new gateway: asks the running one for its sockets, and counts what that one still uses.
+//!
+//! While the connection is silent, the last claims stay in force: the process lives, and may use them. When it ends, the kernel
+//! closes the connection, and the claims are void.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::door::Door;
+use super::error::UpgradeError;
+use super::wire::{
+    Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, PROTOCOL, Port, Ready, receive, receive_descriptors,
+    send,
+};
+use crate::base::BackendId;
+use crate::config::Config;
+use crate::pool::{Admission, PoolView, Share};
+use crate::serve::sockets::Sockets;
+
+/// How long the running gateway may take to answer: it ends what decides, and writes what it knows to disk.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How long it may take to claim, once this one is ready.
+const CLAIMS_MAX: Duration = Duration::from_secs(10);
+/// Silence of a gateway that drains after which the log says so.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What a gateway begins with: sockets that are open, and the gateway that it takes over from.
+#[derive(Debug, Default)]
+pub struct Opened {
+    pub(in crate::serve) sockets: Sockets,
+    pub(in crate::serve) predecessor: Option<Predecessor>,
+}
+
+impl Opened {
+    /// The process id of the gateway that this one takes over from.
+    pub fn predecessor_pid(&self) -> Option<u32> {
+        self.predecessor.as_ref().map(|predecessor| predecessor.pid)
+    }
+}
+
+impl From<Sockets> for Opened {
+    fn from(sockets: Sockets) -> Self {
+        Self { sockets, predecessor: None }
+    }
+}
+
+/// The gateway before this one.
+#[derive(Debug)]
+pub(in crate::serve) struct Predecessor {
+    stream: UnixStream,
+    pid: u32,
+    /// What was conceded and is not said yet.
+    unsaid: Option<Conceded>,
+    /// Backends with foreign use.
+    claimed: HashSet<BackendId>,
+    /// Gateways that drain.
+    gateways: Arc<AtomicU32>,
+    /// Whether this gateway shall end instead of serving.
+    stopped: Arc<AtomicBool>,
+}
+
+/// Asks the running gateway for its sockets: those that this configuration has too. From then on it waits for this one to serve or to
+/// end. `stopped`: whether it shall end before it serves.
+///
+/// # Errors
+/// There is no running gateway, or it refuses. Nothing has changed.
+pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Opened, Option<Door>), UpgradeError> {
+    let folder = &config.fleet.state;
+    let path = Door::path(folder);
+    let connected = UnixStream::connect(&path).await;
+    let mut stream = connected.map_err(|source| UpgradeError::NoGateway { path, source })?;
+    let (running, own) = (stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw());
+    if running != own {
+        return Err(UpgradeError::OtherUser { running, own });
+    }
+    let hello =
+        Hello { sluice_upgrade: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned(), pid: std::process::id() };
+    let asked = async {
+        send(&mut stream, &hello).await?;
+        let accepted = match receive(&mut stream).await? {
+            Answer::Refused { why } => return Err(UpgradeError::Refused(why)),
+            Answer::Accepted(accepted) => accepted,
+        };
+        if accepted.sluice_upgrade != PROTOCOL {
+            return Err(UpgradeError::OtherProtocol { version: accepted.version });
+        }
+        let descriptors = receive_descriptors(&stream).await?;
+        Ok((accepted, descriptors))
+    };
+    let (accepted, descriptors) = timeout(ANSWER_MAX, asked).await.map_err(std::io::Error::from)??;
+    tracing::info!(pid = accepted.pid, version = accepted.version, "taking over from the running gateway");
+    let (pid, mut door) = (accepted.pid, None);
+    let sockets = sort(accepted, descriptors, config, |socket| {
+        door = Some(Door::inherited(folder, socket)?);
+        Ok(())
+    })?;
+    let (unsaid, claimed, gateways) = Default::default();
+    let predecessor = Predecessor { stream, pid, unsaid, claimed, gateways, stopped };
+    Ok((Opened { sockets, predecessor: Some(predecessor) }, door))
+}
+
+/// The sockets that this configuration has too; others are closed here, and by the gateway before this one when it has handed over.
+fn sort(
+    accepted: Accepted,
+    descriptors: Vec<OwnedFd>,
+    config: &Config,
+    mut keep_door: impl FnMut(OwnedFd) -> std::io::Result<()>,
+) -> std::io::Result<Sockets> {
+    if accepted.sockets.len() != descriptors.len() {
+        return Err(std::io::Error::other("a socket is missing; raise the limit on open files"));
+    }
+    let mut sockets = Sockets::default();
+    for (socket, descriptor) in accepted.sockets.into_iter().zip(descriptors) {
+        let (key, wanted, place) = match socket.port {
+            Port::Upgrade => {
+                keep_door(descriptor)?;
+                continue;
+            }
+            Port::Unknown => continue,
+            Port::Clients => ("server.listen", config.server.listen, &mut sockets.client),
+            Port::Admin => ("server.admin", config.server.admin, &mut sockets.admin),
+        };
+        match socket.address {
+            Some(address) if address == wanted => *place = Some(descriptor.into()),
+            Some(address) => tracing::info!("{key} is {wanted} now: {address} is closed once this gateway serves"),
+            None => {}
+        }
+    }
+    Ok(sockets)
+}
+
+impl Predecessor {
+    /// Gateways that drain and are connected to this one, directly or through each other.
+    pub(in crate::serve) fn gateways(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.gateways)
+    }
+
+    /// This gateway can serve: the one before it claims what it uses, and says which backends an operator has taken out of
+    /// rotation. From here on connections may be accepted.
+    pub(in crate::serve) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
+        if self.stopped.load(Relaxed) {
+            return Err(UpgradeError::Stopped);
+        }
+        send(&mut self.stream, &Ready {}).await?;
+        let claims: Claims = timeout(CLAIMS_MAX, receive(&mut self.stream)).await.map_err(std::io::Error::from)??;
+        if self.stopped.load(Relaxed) {
+            return Err(UpgradeError::Stopped);
+        }
+        for (place, claim) in places(&claims.claims, &admission.view()).into_iter().zip(&claims.claims) {
+            if let Some(backend) = place.filter(|_| claim.draining) {
+                admission.set_draining(backend, true);
+            }
+        }
+        self.unsaid = Some(self.concede(claims, admission));
+        Ok(())
+    }
+
+    /// Counts what the gateway before this one claims, until it ends.
+    pub(in crate::serve) async fn follow(mut self, admission: Arc<Admission>) {
+        let ended = loop {
+            if let Some(conceded) = self.unsaid.take()
+                && let Err(error) = send(&mut self.stream, &conceded).await
+            {
+                break error;
+            }
+            match self.claims().await {
+                Ok(claims) => self.unsaid = Some(self.concede(claims, &admission)),
+                Err(error) => break error,
+            }
+        };
+        for backend in &self.claimed {
+            admission.concede(*backend, Share::default());
+        }
+        self.gateways.store(0, Relaxed);
+        // The kernel closes the connection, whether the process has ended in order or was killed.
+        tracing::info!(pid = self.pid, reason = %ended, "the gateway before this one has ended");
+    }
+
+    /// The next claims.
+    async fn claims(&mut self) -> std::io::Result<Claims> {
+        let pid = self.pid;
+        let mut receiving = std::pin::pin!(receive(&mut self.stream));
+        if let Ok(claims) = timeout(SILENCE, &mut receiving).await {
+            return claims;
+        }
+        tracing::warn!(
+            pid,
+            "the gateway before this one is silent; what it used last still counts against the limits until its process ends"
+        );
+        receiving.await
+    }
+
+    fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
+        self.gateways.store(claims.gateways, Relaxed);
+        let places = places(&claims.claims, &admission.view());
+        let concede = |(place, claim): (&Option<BackendId>, &ClaimedBackend)| admission.concede((*place)?, claim.share);
+        let shares = places.iter().zip(&claims.claims).map(concede).collect();
+        let now: HashSet<BackendId> = places.into_iter().flatten().collect();
+        for backend in self.claimed.difference(&now) {
+            admission.concede(*backend, Share::default());
+        }
+        self.claimed = now;
+        Conceded { shares }
+    }
+}
+
+/// Which backend is meant by each claim: the same in pool, name and address; else another one with that address, since a backend
+/// that was renamed or moved to another pool is the same engine.
+fn places(claims: &[ClaimedBackend], view: &[PoolView]) -> Vec<Option<BackendId>> {
+    let all = || view.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (&pool.name, backend)));
+    let mut taken = HashSet::new();
+    let mut places: Vec<Option<BackendId>> = claims
+        .iter()
+        .map(|claim| {
+            let same = all().find(|(pool, backend)| {
+                ***pool == *claim.pool
+                    && *backend.name == *claim.backend
+                    && *backend.address.authority == *claim.authority
+            });
+            same.map(|(_, backend)| backend.id).filter(|id| taken.insert(*id))
+        })
+        .collect();
+    for (place, claim) in places.iter_mut().zip(claims).filter(|(place, _)| place.is_none()) {
+        let other =
+            all().find(|(_, backend)| *backend.address.authority == *claim.authority && !taken.contains(&backend.id));
+        *place = other.map(|(_, backend)| backend.id).filter(|id| taken.insert(*id));
+    }
+    places
+}

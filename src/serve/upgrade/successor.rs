@@ -1,0 +1,250 @@
+//! The side of the running gateway: lets a newer one take its place, and then says what it still uses.
+//!
+//! A visitor is checked before anything changes. From the release of what decides until the visitor accepts connections, every
+//! failure and every time limit below leads back to where it began.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::door::Door;
+use super::wire::{
+    Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, OpenSocket, PROTOCOL, Port, Ready, receive, send,
+    send_descriptors,
+};
+use crate::pool::{Admission, Claim, Share};
+use crate::serve::running::Running;
+
+/// How long a visitor may take to say what it wants.
+const HELLO_MAX: Duration = Duration::from_secs(5);
+/// How long the new gateway may take to start: tokenizers, adoption of engines, probes.
+const START_MAX: Duration = Duration::from_secs(120);
+/// How long it may take to answer to claims, the first time.
+const CONCEDED_MAX: Duration = Duration::from_secs(10);
+/// Between two looks at what is in use here.
+const LOOK: Duration = Duration::from_millis(20);
+/// Claims are repeated after this time even if they are the same.
+const REPEAT: Duration = Duration::from_secs(1);
+/// Gateways that may drain when another upgrade begins. Each is a process with its connections.
+const GATEWAYS_MAX: u32 = 8;
+
+/// Why a gateway that asked does not take over.
+#[derive(Debug, thiserror::Error)]
+enum NotHandedOver {
+    /// It was not a gateway, or it has gone before it said so.
+    #[error(transparent)]
+    Nothing(io::Error),
+    #[error("{0}")]
+    Refused(String),
+    /// It has failed.
+    #[error("the new gateway (pid {pid}) has failed before it served ({error}); its log says why; this one goes on")]
+    Failed { pid: u32, error: io::Error },
+}
+
+impl Running {
+    /// Hands over to the gateway that asks. Returns its process id once it accepts connections; then [`Running::drain`] is to be
+    /// called. `None`: it was refused or has failed, which the log says, and this gateway goes on.
+    pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream) -> Option<u32> {
+        let begun = Instant::now();
+        match self.try_to_hand_over(door, visitor).await {
+            Ok(pid) => {
+                let (in_flight, waiting) = self.app.admission.load();
+                tracing::info!(
+                    pid,
+                    in_flight,
+                    waiting,
+                    "handed over in {:.0?}: requests go on here to their end, new connections are accepted there",
+                    begun.elapsed()
+                );
+                Some(pid)
+            }
+            // Such as the next start, which asks whether a gateway listens here.
+            Err(NotHandedOver::Nothing(error)) => {
+                tracing::debug!(%error, "a visitor of upgrade.sock has said nothing");
+                None
+            }
+            Err(error) => {
+                tracing::warn!("no upgrade: {error}");
+                None
+            }
+        }
+    }
+
+    async fn try_to_hand_over(&mut self, door: &Door, mut visitor: UnixStream) -> Result<u32, NotHandedOver> {
+        let hello = timeout(HELLO_MAX, receive::<Hello>(&mut visitor)).await;
+        let hello = hello.unwrap_or_else(|late| Err(late.into())).map_err(NotHandedOver::Nothing)?;
+        let accepted = match self.check(&hello, &visitor) {
+            Ok(()) => self.release().await.map_err(|busy| busy.to_string()),
+            refused => refused,
+        };
+        if let Err(why) = accepted {
+            let _ = send(&mut visitor, &Answer::Refused { why: why.clone() }).await;
+            return Err(NotHandedOver::Refused(why));
+        }
+        tracing::info!(pid = hello.pid, version = hello.version, "a new gateway starts to take over");
+        let pid = hello.pid;
+        let started = {
+            let mut starting = std::pin::pin!(self.until_it_serves(door, &mut visitor));
+            loop {
+                tokio::select! {
+                    started = &mut starting => break started,
+                    other = door.visitor() => refuse_second(other, pid).await,
+                }
+            }
+        };
+        if let Err(error) = started {
+            // The other process stops what it has begun when it finds that the connection is closed.
+            drop(visitor);
+            self.own_all();
+            self.take_back().await;
+            return Err(NotHandedOver::Failed { pid, error });
+        }
+        self.leave_to(visitor).await;
+        Ok(pid)
+    }
+
+    fn check(&self, hello: &Hello, visitor: &UnixStream) -> Result<(), String> {
+        if hello.sluice_upgrade != PROTOCOL {
+            return Err(format!(
+                "version {} asks to take over in another way than version {} does; stop this gateway, then start the other one without --upgrade",
+                hello.version,
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+        let own = rustix::process::geteuid().as_raw();
+        match visitor.peer_cred() {
+            Ok(credentials) if credentials.uid() == own => {}
+            Ok(credentials) => {
+                let theirs = credentials.uid();
+                return Err(format!(
+                    "it belongs to user {own}, the new one to user {theirs}; start that one as user {own}"
+                ));
+            }
+            Err(error) => return Err(format!("the user of the new gateway is not known: {error}")),
+        }
+        if self.draining.load(Relaxed) >= GATEWAYS_MAX {
+            return Err(format!(
+                "{GATEWAYS_MAX} gateways before it still finish their requests; try again when one has ended, or lower server.drain_timeout"
+            ));
+        }
+        Ok(())
+    }
+
+    /// From the answer until the new gateway accepts connections.
+    async fn until_it_serves(&self, door: &Door, visitor: &mut UnixStream) -> io::Result<()> {
+        let (sockets, descriptors) = self.open_sockets(door)?;
+        let accepted = Accepted {
+            sluice_upgrade: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            sockets,
+        };
+        send(visitor, &Answer::Accepted(accepted)).await?;
+        send_descriptors(visitor, &descriptors).await?;
+        drop(descriptors);
+        let Ready {} = timeout(START_MAX, receive(visitor)).await??;
+        let claims = self.app.admission.claim();
+        send(visitor, &message(&claims, self.draining.load(Relaxed))).await?;
+        let conceded = timeout(CONCEDED_MAX, receive(visitor)).await??;
+        apply(&self.app.admission, &claims, &conceded);
+        Ok(())
+    }
+
+    fn open_sockets(&self, door: &Door) -> io::Result<(Vec<OpenSocket>, Vec<OwnedFd>)> {
+        let (mut sockets, mut descriptors) = (Vec::new(), Vec::new());
+        for (port, address, descriptor) in &self.sockets {
+            sockets.push(OpenSocket { port: *port, address: Some(*address) });
+            descriptors.push(descriptor.try_clone()?);
+        }
+        sockets.push(OpenSocket { port: Port::Upgrade, address: None });
+        descriptors.push(door.descriptor()?);
+        Ok((sockets, descriptors))
+    }
+
+    /// Uses all of the limits again.
+    fn own_all(&self) {
+        own_all(&self.app.admission);
+    }
+
+    /// The new gateway serves: accepts no more, and reports to it until this process ends.
+    async fn leave_to(&mut self, successor: UnixStream) {
+        self.app.flow.hand_over();
+        tokio::join!(self.ending.hand_over(), self.admin_ending.hand_over());
+        self.sockets.clear();
+        let (admission, draining) = (Arc::clone(&self.app.admission), Arc::clone(&self.draining));
+        let mut ending = self.end.subscribe();
+        self.tasks.push(tokio::spawn(async move {
+            tokio::select! {
+                error = report(successor, &admission, &draining) => {
+                    tracing::warn!(%error, "the new gateway has ended; requests here go on to their end");
+                    own_all(&admission);
+                }
+                _ = ending.wait_for(|ending| *ending) => {}
+            }
+        }));
+    }
+}
+
+async fn refuse_second(mut other: UnixStream, pid: u32) {
+    let why = format!("an upgrade is under way (pid {pid}); try again when it has ended");
+    let answer = async {
+        let _: Hello = receive(&mut other).await?;
+        send(&mut other, &Answer::Refused { why }).await
+    };
+    // One that does not say what it is gets no answer.
+    let _ = timeout(HELLO_MAX, answer).await;
+}
+
+/// Claims until the connection breaks.
+async fn report(
+    mut successor: UnixStream,
+    admission: &Admission,
+    draining: &std::sync::atomic::AtomicU32,
+) -> io::Error {
+    let (mut said, mut at, mut is_content) = (Vec::new(), Instant::now(), true);
+    loop {
+        sleep(LOOK).await;
+        let claims = admission.claim();
+        if is_content && claims == said && at.elapsed() < REPEAT {
+            continue;
+        }
+        let exchanged = async {
+            send(&mut successor, &message(&claims, draining.load(Relaxed))).await?;
+            receive::<Conceded>(&mut successor).await
+        };
+        match exchanged.await {
+            Ok(conceded) => is_content = apply(admission, &claims, &conceded),
+            Err(error) => return error,
+        }
+        (said, at) = (claims, Instant::now());
+    }
+}
+
+/// Puts in force what was conceded. Returns whether it is all that was claimed.
+fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
+    let shares: Vec<_> = claims.iter().zip(&conceded.shares).map(|(claim, share)| (claim.backend, *share)).collect();
+    admission.set_shares(&shares);
+    claims.iter().zip(&conceded.shares).all(|(claim, share)| share.is_none_or(|share| share == claim.share))
+}
+
+fn own_all(admission: &Admission) {
+    let all = admission.view().into_iter().flat_map(|pool| pool.backends);
+    let shares: Vec<(_, Option<Share>)> = all.map(|backend| (backend.id, None)).collect();
+    admission.set_shares(&shares);
+}
+
+fn message(claims: &[Claim], draining: u32) -> Claims {
+    let claimed = |claim: &Claim| ClaimedBackend {
+        pool: claim.pool.to_string(),
+        backend: claim.name.to_string(),
+        authority: claim.address.authority.to_string(),
+        draining: claim.draining,
+        share: claim.share,
+    };
+    Claims { gateways: draining + 1, claims: claims.iter().map(claimed).collect() }
+}

@@ -1,0 +1,191 @@
+//! What two gateways say to each other, and how descriptors go from one to the other.
+//!
+//! A message is its length (4 bytes, little-endian) and JSON. Unknown keys are ignored, so that a newer version may add some;
+//! [`PROTOCOL`] changes when an older one would be wrong to ignore them. Descriptors go with a byte of their own behind
+//! [`Answer::Accepted`].
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
+use tokio::net::UnixStream;
+
+use crate::pool::Share;
+
+/// The version of this protocol.
+pub(super) const PROTOCOL: u32 = 1;
+/// Bytes of a message: some ten thousand backends.
+pub(super) const FRAME_MAX: u32 = 4 << 20;
+/// Descriptors that are handed over.
+const DESCRIPTORS_MAX: usize = 8;
+
+/// The first message of the new gateway. It stays as it is in every version.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) sluice_upgrade: u32,
+    pub(super) version: String,
+    pub(super) pid: u32,
+}
+
+/// The answer to it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    Accepted(Accepted),
+    Refused { why: String },
+}
+
+/// The running gateway lets the new one start.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Accepted {
+    pub(super) sluice_upgrade: u32,
+    pub(super) version: String,
+    pub(super) pid: u32,
+    /// In the order of the descriptors.
+    pub(super) sockets: Vec<OpenSocket>,
+}
+
+/// A socket that listens.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct OpenSocket {
+    pub(super) port: Port,
+    /// As configured.
+    pub(super) address: Option<SocketAddr>,
+}
+
+/// What a socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::serve) enum Port {
+    Clients,
+    Admin,
+    /// `upgrade.sock`.
+    Upgrade,
+    /// Of a newer version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The new gateway can serve.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Ready {}
+
+/// What the old gateway claims of each backend.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Claims {
+    /// Gateways that drain: it and those before it.
+    pub(super) gateways: u32,
+    pub(super) claims: Vec<ClaimedBackend>,
+}
+
+/// A backend, by what identifies it in a configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ClaimedBackend {
+    pub(super) pool: String,
+    pub(super) backend: String,
+    pub(super) authority: String,
+    /// Whether an operator has taken it out of rotation.
+    #[serde(default)]
+    pub(super) draining: bool,
+    pub(super) share: Share,
+}
+
+/// How much of each claim the old gateway may use now; `None`: it alone knows that backend.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Conceded {
+    pub(super) shares: Vec<Option<Share>>,
+}
+
+/// Sends a message.
+pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let json = serde_json::to_vec(message)?;
+    let length = u32::try_from(json.len()).ok().filter(|length| *length <= FRAME_MAX);
+    let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
+    stream.write_all(&[&length.to_le_bytes()[..], &json].concat()).await
+}
+
+/// Receives a message. Not to be dropped half-way.
+pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
+    let length = stream.read_u32_le().await?;
+    if length > FRAME_MAX {
+        return Err(io::Error::other("a message is too long"));
+    }
+    let mut json = vec![0; length as usize];
+    stream.read_exact(&mut json).await?;
+    Ok(serde_json::from_slice(&json)?)
+}
+
+/// Sends descriptors.
+pub(super) async fn send_descriptors(stream: &UnixStream, descriptors: &[OwnedFd]) -> io::Result<()> {
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let send = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+            return Err(io::Error::other("too many descriptors"));
+        }
+        sendmsg(stream, &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    };
+    stream.async_io(Interest::WRITABLE, send).await
+}
+
+/// Receives descriptors.
+pub(super) async fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let receive = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let received = recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        Ok(rights.flatten().collect())
+    };
+    stream.async_io(Interest::READABLE, receive).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn messages_and_descriptors_arrive_in_order() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        let (mut reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        send(&mut one, &Answer::Refused { why: "a".repeat(100_000) }).await.unwrap();
+        send_descriptors(&one, &[writer.into()]).await.unwrap();
+        send(&mut one, &Ready {}).await.unwrap();
+        let Answer::Refused { why } = receive(&mut other).await.unwrap() else { panic!("another message") };
+        assert_eq!(why.len(), 100_000);
+        let mut descriptors = receive_descriptors(&other).await.unwrap();
+        let mut writer = std::fs::File::from(descriptors.pop().unwrap());
+        assert!(descriptors.is_empty());
+        let Ready {} = receive(&mut other).await.unwrap();
+        writer.write_all(b"here").unwrap();
+        let mut got = [0; 4];
+        reader.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"here");
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_too_long_is_not_read() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        one.write_all(&(FRAME_MAX + 1).to_le_bytes()).await.unwrap();
+        assert!(receive::<Ready>(&mut other).await.unwrap_err().to_string().contains("too long"));
+    }
+}
