@@ -390,14 +390,22 @@ fn json(status: StatusCode, body: &impl serde::Serialize) -> AdminResponse {
     text(status, "application/json", body + "\n")
 }
 
-/// Whether a client names OpenMetrics among what it takes, as Prometheus does.
+/// Whether a client names OpenMetrics among what it takes, as Prometheus does, and does not prefer plain text.
 fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-    let mut kinds = all.map(|one| one.split(';').map(str::trim));
-    kinds.any(|mut one| {
-        let is_it = one.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
-        is_it && !one.any(|parameter| matches!(parameter, "q=0" | "q=0.0"))
-    })
+    let (mut open, mut plain) = (0.0_f32, 0.0_f32);
+    for one in all {
+        let mut parts = one.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default();
+        let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let weight = weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0));
+        if kind.eq_ignore_ascii_case("application/openmetrics-text") {
+            open = open.max(weight);
+        } else if kind.eq_ignore_ascii_case("text/plain") {
+            plain = plain.max(weight);
+        }
+    }
+    open > 0.0 && open >= plain
 }
 
 fn text(status: StatusCode, kind: &'static str, body: impl Into<AdminBody>) -> AdminResponse {

@@ -258,9 +258,14 @@ async fn the_metrics_page_is_openmetrics_for_clients_that_take_it() {
     let served = served(None, no_changes).await;
     let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
                       text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
-    for (accept, open) in
-        [(prometheus, true), ("text/plain", false), ("*/*", false), ("application/openmetrics-text;q=0, */*", false)]
-    {
+    for (accept, open) in [
+        (prometheus, true),
+        ("text/plain", false),
+        ("*/*", false),
+        ("application/openmetrics-text;q=0.000, */*", false),
+        ("text/plain, application/openmetrics-text; version=1.0.0; Q=0.5", false),
+        ("Application/OpenMetrics-Text, text/plain;q=0.9", true),
+    ] {
         let (status, head, body) = send(&served, "GET /metrics", &format!("Accept: {accept}\r\n")).await;
         assert_eq!((status, head.contains("application/openmetrics-text; version=1.0.0")), (200, open), "{accept}");
         assert_eq!(body.ends_with("# EOF\n"), open, "{accept}");

@@ -20,8 +20,9 @@ use crate::config::OnExit;
 use crate::fleet::{EngineBusy, JournalError};
 use crate::proxy::Ending;
 
-/// How long a gateway that goes on after all tries to lock the journal again: the other process may be ending.
-const TAKE_BACK_MAX: Duration = Duration::from_secs(10);
+/// How long a gateway that goes on after all waits for the lock of the journal: the other process may be ending. After that it
+/// serves, and goes on trying.
+const TAKE_BACK_MAX: Duration = Duration::from_secs(5);
 /// Between two attempts.
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -38,6 +39,8 @@ pub struct Running {
     pub(super) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides.
     pub(super) deciders: Option<Deciders>,
+    /// Waits for another process to unlock the journal, to manage engines again.
+    pub(super) taking_back: Option<JoinHandle<()>>,
     /// Further descriptors of the sockets that listen, with the configured addresses. While they are open, the kernel completes
     /// connections.
     pub(super) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
@@ -133,7 +136,8 @@ impl Running {
         orderly
     }
 
-    async fn finish(self) {
+    async fn finish(mut self) {
+        self.stop_taking_back().await;
         if let Some(deciders) = self.deciders {
             deciders.end().await;
         }
@@ -150,6 +154,7 @@ impl Running {
     /// # Errors
     /// An engine is being changed or stopped; nothing has changed.
     pub(super) async fn release(&mut self) -> Result<(), EngineBusy> {
+        self.stop_taking_back().await;
         self.app.fleet.release().await?;
         if let Some(deciders) = self.deciders.take() {
             deciders.end().await;
@@ -161,19 +166,37 @@ impl Running {
     /// Undoes [`Running::release`].
     pub(super) async fn take_back(&mut self) {
         self.app.tuning.release(false);
-        let until = Instant::now() + TAKE_BACK_MAX;
-        while let Err(error) = self.app.take_engines_back() {
-            if Instant::now() > until {
-                tracing::error!("engines are not managed any more: {error}; restart this gateway");
-                break;
-            }
-            sleep(TAKE_BACK_PAUSE).await;
+        let mut taking_back = tokio::spawn(Arc::clone(&self.app).keep_taking_engines_back());
+        if timeout(TAKE_BACK_MAX, &mut taking_back).await.is_err() {
+            tracing::error!(
+                "engines are not managed: another process has locked the journal in fleet.state; end that process; this gateway goes on trying"
+            );
+            self.taking_back = Some(taking_back);
         }
         self.deciders = Some(Deciders::begin(&self.app));
+    }
+
+    async fn stop_taking_back(&mut self) {
+        if let Some(task) = self.taking_back.take() {
+            task.abort();
+            let _ = task.await;
+        }
     }
 }
 
 impl App {
+    async fn keep_taking_engines_back(self: Arc<Self>) {
+        let mut is_late = false;
+        while let Err(error) = self.take_engines_back() {
+            tracing::debug!("engines are not managed yet: {error}");
+            is_late = true;
+            sleep(TAKE_BACK_PAUSE).await;
+        }
+        if is_late {
+            tracing::info!("engines are managed by this gateway again");
+        }
+    }
+
     fn take_engines_back(&self) -> Result<(), JournalError> {
         let config = self.config.load_full();
         if engines::any(&config) {

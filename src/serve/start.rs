@@ -102,6 +102,9 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     });
     show_on_metrics_page(&app);
     let engines = launched.len();
+    if predecessor.is_some() {
+        app.fleet.serves_beside_another(app.config.load().fleet.drain);
+    }
     app.fleet.apply(launched, others);
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
@@ -141,8 +144,29 @@ fn serve(
     ];
     let deciders = Some(Deciders::begin(&app));
     let draining = predecessor.as_ref().map_or_else(Arc::default, Predecessor::gateways);
-    let predecessor = predecessor.map(|one| tokio::spawn(one.follow(Arc::clone(&app.admission))));
-    Running { app, client, admin, ending, admin_ending, end, serving, tasks, deciders, sockets, predecessor, draining }
+    let predecessor = predecessor.map(|one| {
+        let app = Arc::clone(&app);
+        tokio::spawn(async move {
+            one.follow(Arc::clone(&app.admission)).await;
+            app.fleet.serves_alone();
+        })
+    });
+    let taking_back = None;
+    Running {
+        app,
+        client,
+        admin,
+        ending,
+        admin_ending,
+        end,
+        serving,
+        tasks,
+        deciders,
+        taking_back,
+        sockets,
+        predecessor,
+        draining,
+    }
 }
 
 async fn client_socket(opened: Option<TcpListener>, address: SocketAddr) -> Result<Listener, ListenError> {

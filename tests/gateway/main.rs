@@ -14,7 +14,7 @@
 //! engines that fail), `failover`, `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
-//! around what speaks plain text here), `traces`, `upgrade`, `wide`; and `simulator` (the simulated engine process).
+//! around what speaks plain text here), `traces`, `upgrade`, `upgrade_faults`, `wide`; and `simulator` (the simulated engine process).
 
 mod client;
 mod engine;
@@ -60,4 +60,5 @@ mod tls;
 mod traces;
 mod tuner;
 mod upgrade;
+mod upgrade_faults;
 mod wide;

@@ -15,28 +15,28 @@ use crate::stop::{Program, run};
 use crate::test_gateway::{eventually, one_pool};
 
 /// A gateway's folder: its configuration, and `.sluice` beside it.
-struct Home {
-    folder: tempfile::TempDir,
+pub(crate) struct Home {
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Home {
-    fn over(engine: &Engine, sets: &str) -> Self {
+    pub(crate) fn over(engine: &Engine, sets: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = one_pool(&[engine.url()]).replace("usage = \"off\"", &format!("usage = \"off\"\n{sets}"));
         std::fs::write(folder.path().join("sluice.toml"), text).unwrap();
         Self { folder }
     }
 
-    fn config(&self) -> PathBuf {
+    pub(crate) fn config(&self) -> PathBuf {
         self.folder.path().join("sluice.toml")
     }
 
-    fn door(&self) -> PathBuf {
+    pub(crate) fn door(&self) -> PathBuf {
         self.folder.path().join(".sluice/upgrade.sock")
     }
 
     /// Starts a gateway, and waits until its backend is ready.
-    async fn start(&self) -> Program {
+    pub(crate) async fn start(&self) -> Program {
         let program = Program::start(&self.config()).await;
         ready(&program).await;
         program
@@ -50,7 +50,7 @@ async fn ready(program: &Program) {
 }
 
 /// Takes over from `old`; both have the same addresses.
-async fn upgrade(home: &Home, old: &mut Program) -> Program {
+pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     let new = Program::upgrade(&home.config()).serving().await;
     old.line("handed over").await;
     assert_eq!((new.client, new.admin), (old.client, old.admin));
@@ -185,12 +185,12 @@ async fn upgrades_may_follow_one_another_while_requests_run() {
 }
 
 /// What a newer gateway says, as bytes.
-async fn say(stream: &mut UnixStream, json: &str) {
+pub(crate) async fn say(stream: &mut UnixStream, json: &str) {
     let length = u32::try_from(json.len()).unwrap().to_le_bytes();
     stream.write_all(&[&length[..], json.as_bytes()].concat()).await.unwrap();
 }
 
-async fn receive(stream: &mut UnixStream) -> String {
+pub(crate) async fn receive(stream: &mut UnixStream) -> String {
     let read = async {
         let length = stream.read_u32_le().await.unwrap();
         let mut json = vec![0; length as usize];
@@ -200,7 +200,7 @@ async fn receive(stream: &mut UnixStream) -> String {
     timeout(TIMEOUT, read).await.expect("no answer")
 }
 
-async fn ask(door: &Path, protocol: u32) -> (UnixStream, String) {
+pub(crate) async fn ask(door: &Path, protocol: u32) -> (UnixStream, String) {
     let mut stream = UnixStream::connect(door).await.unwrap();
     say(&mut stream, &format!("{{\"sluice_upgrade\":{protocol},\"version\":\"9.9\",\"pid\":77}}")).await;
     let answer = receive(&mut stream).await;

@@ -1,6 +1,7 @@
 //! Serves until a signal, or until a newer gateway has taken over; then ends in order.
 //!
-//! Signals that come while the gateway hands over are handled after that: it takes seconds, and must not be cut in two.
+//! A signal that stops the gateway while a newer one starts ends that too. Others that come while it hands over are handled after
+//! that.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -96,8 +97,16 @@ async fn wait(
                 _ => tracing::error!("SIGUSR2: no upgrade: this gateway was started without --config, or could not open its socket (see the log of its start)"),
             },
             (door, visitor) = next_visitor() => {
-                if let Some(successor) = running.hand_over(door, visitor).await {
+                let mut is_stopped = false;
+                let stop = async {
+                    signals.stop().await;
+                    is_stopped = true;
+                };
+                if let Some(successor) = running.hand_over(door, visitor, stop).await {
                     return Some(successor);
+                }
+                if is_stopped {
+                    return None;
                 }
             }
         }

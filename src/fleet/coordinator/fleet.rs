@@ -6,6 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::change::{self, ChangeStarted, RestartError, RestartRequest};
 use super::engine_table::ExternalBackend;
@@ -155,6 +158,17 @@ impl Fleet {
         hand_over::release(&self.registry).await?;
         self.reconciling.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Another gateway still has requests on the engines of the journal: for `at_most` this long, or until
+    /// [`Fleet::serves_alone`], those that are not configured any more run on. To be called before [`Fleet::apply`].
+    pub fn serves_beside_another(&self, at_most: Duration) {
+        self.registry.set_beside(Some(Instant::now() + at_most));
+    }
+
+    /// The other gateway has ended.
+    pub fn serves_alone(&self) {
+        self.registry.set_beside(None);
     }
 
     /// Undoes [`Fleet::release`]: the journal is to be opened next, and then the configuration applied.

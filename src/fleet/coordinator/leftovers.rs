@@ -1,7 +1,8 @@
 //! Stops engines of an earlier gateway that are no longer configured, or are configured differently ("leftovers").
 //!
 //! A gateway that is killed leaves its engines running; the journal has their processes. Until a leftover has stopped, no engine
-//! is started on its device. A stop that fails is repeated until it succeeds or the gateway stops.
+//! is started on its device. While the gateway that was upgraded has requests, it is not stopped. A stop that fails is repeated until
+//! it succeeds or the gateway stops.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -51,6 +52,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
         }
         let registry = Arc::clone(registry);
         registry.clone().tasks.spawn(async move {
+            registry.until_alone().await;
             stop_until_gone(&registry, &journal, &record).await;
             let leftover = StoppingEngine::leftover(&record.backend);
             registry.table().stopping.retain(|other| !other.is_same(&leftover));

@@ -7,9 +7,11 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,6 +25,9 @@ use crate::engine::spec::EngineSpec;
 use crate::probe::ReportedModels;
 use crate::state_folder::{self, KEY_BYTES};
 use sluice_gateway::pool::{Admission, Cordon};
+
+/// Between two looks at whether another gateway has ended.
+const BESIDE_LOOK: Duration = Duration::from_millis(100);
 
 /// Makes the driver of an engine that is new.
 pub type DriverMaker = Arc<dyn Fn(&EngineSpec) -> SharedDriver + Send + Sync>;
@@ -49,6 +54,8 @@ pub(super) struct Registry {
     pub(super) fast_shutdown: CancellationToken,
     /// No engine is started any more.
     closing: AtomicBool,
+    /// Until then, at most, another gateway has requests on engines.
+    beside: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for Registry {
@@ -73,6 +80,7 @@ impl Registry {
             next_change: AtomicU64::new(1),
             fast_shutdown: CancellationToken::new(),
             closing: AtomicBool::new(false),
+            beside: Mutex::default(),
         }
     }
 
@@ -132,6 +140,17 @@ impl Registry {
     pub(super) fn close_journal(&self) {
         if let Some(journal) = self.journal.lock().take() {
             journal.lock().close();
+        }
+    }
+
+    pub(super) fn set_beside(&self, until: Option<Instant>) {
+        *self.beside.lock() = until;
+    }
+
+    /// Returns when no other gateway has requests on engines, or when this one stops.
+    pub(super) async fn until_alone(&self) {
+        while !self.is_closing() && self.beside.lock().is_some_and(|until| Instant::now() < until) {
+            sleep(BESIDE_LOOK).await;
         }
     }
 

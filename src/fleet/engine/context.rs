@@ -156,12 +156,12 @@ impl EngineContext {
         self.setup().settings
     }
 
-    /// Requests of the gateway that run on it. Another backend may have taken its place in the configuration meanwhile.
+    /// Requests that run on it, of this gateway and of those that it counts. Another backend may have taken its place in the configuration meanwhile.
     pub(crate) fn running(&self) -> u32 {
         let spec = self.spec();
         let backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
         let there = backends.filter(|backend| backend.address.endpoint == spec.address.endpoint);
-        there.map(|backend| backend.used.requests).sum()
+        there.map(|backend| backend.used.requests.saturating_add(backend.foreign.slots)).sum()
     }
 
     /// Shows the progress of the step.

@@ -9,6 +9,7 @@ use super::backend::Cordon;
 use super::breaker::RecentAnswers;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::health::Phase;
+use super::share::Share;
 use super::spec::Address;
 use super::state::AdmissionState;
 use sluice_core::base::{BackendId, PoolId};
@@ -55,6 +56,8 @@ pub struct BackendView {
     pub limits: BackendLimits,
     /// What is in use.
     pub used: CapacityUsage,
+    /// What other gateways use, or may begin to use.
+    pub foreign: Share,
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
@@ -117,6 +120,7 @@ impl AdmissionState {
                     hangs: b.hangs,
                     limits: b.limits,
                     used: b.used,
+                    foreign: b.foreign,
                     seconds_per_token: b.seconds_per_token,
                     prefill_rate: b.prefill_rate.tokens_per_second(),
                     max_model_len: b.max_model_len,

@@ -41,7 +41,10 @@ pub enum UpgradeError {
     /// A signal came before it served.
     #[error("stopped by a signal before it took over; the running gateway goes on")]
     Stopped,
+    /// The running gateway has given it up.
+    #[error("the running gateway goes on: {0}")]
+    Withdrawn(String),
     /// The connection between the two broke.
-    #[error("the hand-over was broken off ({0}); the running gateway goes on; its log says why")]
+    #[error("the hand-over was broken off ({0}); the running gateway goes on unless it has ended; its log says why")]
     Broken(#[from] io::Error),
 }

@@ -9,13 +9,16 @@
 //!   starts: adopts engines, probes backends
 //!            ---- ready ------------------------> lowers its shares of all backends to what it uses
 //!            <--- claims ------------------------
-//!   accepts connections
 //!            ---- conceded ---------------------> accepts no more; its requests go on to their end
-//!            <--- claims, conceded, ... -------->  ends when its connections have
+//!            <--- claims ------------------------
+//!   accepts connections
+//!            <--- conceded, claims, ... -------->  ends when its connections have
 //! ```
 //!
-//! Until `conceded` arrives, every failure of the new gateway makes the old one go on as before: it locks the journal and
-//! adopts its engines again. After that, what the old one uses counts as foreign use in the new one
+//! Until `conceded` arrives, every failure of the new gateway makes the old one go on as before: it says `withdrawn`, locks the
+//! journal and adopts its engines again. A connection that ends without that word means that the old process has ended: then the
+//! new one serves alone. So never both accept connections, and never none. `conceded` also says which backends may get work, since
+//! their engines are the new one's. After it, what the old one uses counts as foreign use in the new one
 //! ([`foreign`](crate::pool::foreign)), so that the limits hold across both. A gateway that drains may be followed by more upgrades: each one
 //! claims for itself and for those before it.
 //!

@@ -15,12 +15,12 @@ use tokio::time::timeout;
 use super::door::Door;
 use super::error::UpgradeError;
 use super::wire::{
-    Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, PROTOCOL, Port, Ready, receive, receive_descriptors,
-    send,
+    Accepted, Answer, ClaimedBackend, Claims, Conceded, ConcededBackend, Hello, PROTOCOL, Port, Ready, Said, receive,
+    receive_descriptors, receive_if_open, send,
 };
 use crate::base::BackendId;
 use crate::config::Config;
-use crate::pool::{Admission, PoolView, Share};
+use crate::pool::{Admission, BackendView, Cordon, PoolView, Share};
 use crate::serve::sockets::Sockets;
 
 /// How long the running gateway may take to answer: it ends what decides, and writes what it knows to disk.
@@ -141,24 +141,36 @@ impl Predecessor {
         Arc::clone(&self.gateways)
     }
 
-    /// This gateway can serve: the one before it claims what it uses, and says which backends an operator has taken out of
-    /// rotation. From here on connections may be accepted.
+    /// This gateway can serve: the one before it claims what it uses, says which backends an operator has taken out of
+    /// rotation, and claims again once it accepts no more. From here on connections may be accepted. If it ends instead, this
+    /// gateway serves alone.
     pub(in crate::serve) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
-        if self.stopped.load(Relaxed) {
-            return Err(UpgradeError::Stopped);
-        }
-        send(&mut self.stream, &Ready {}).await?;
-        let claims: Claims = timeout(CLAIMS_MAX, receive(&mut self.stream)).await.map_err(std::io::Error::from)??;
-        if self.stopped.load(Relaxed) {
-            return Err(UpgradeError::Stopped);
-        }
+        self.check_stopped()?;
+        // Why it could not be sent, the next answer says.
+        let _ = send(&mut self.stream, &Ready {}).await;
+        let claims = timeout(CLAIMS_MAX, self.claims()).await.map_err(std::io::Error::from)??;
+        let Some(claims) = claims else {
+            tracing::warn!(
+                pid = self.pid,
+                "the gateway before this one has ended while it handed over: this one serves"
+            );
+            return Ok(());
+        };
+        self.check_stopped()?;
         for (place, claim) in places(&claims.claims, &admission.view()).into_iter().zip(&claims.claims) {
             if let Some(backend) = place.filter(|_| claim.draining) {
                 admission.set_draining(backend, true);
             }
         }
-        self.unsaid = Some(self.concede(claims, admission));
+        let conceded = self.concede(claims, admission);
+        let _ = send(&mut self.stream, &conceded).await;
+        // Without a limit: it may have handed over, also if it does not say so yet.
+        self.unsaid = self.next_claims().await?.map(|claims| self.concede(claims, admission));
         Ok(())
+    }
+
+    fn check_stopped(&self) -> Result<(), UpgradeError> {
+        if self.stopped.load(Relaxed) { Err(UpgradeError::Stopped) } else { Ok(()) }
     }
 
     /// Counts what the gateway before this one claims, until it ends.
@@ -167,11 +179,12 @@ impl Predecessor {
             if let Some(conceded) = self.unsaid.take()
                 && let Err(error) = send(&mut self.stream, &conceded).await
             {
-                break error;
+                break error.to_string();
             }
-            match self.claims().await {
-                Ok(claims) => self.unsaid = Some(self.concede(claims, &admission)),
-                Err(error) => break error,
+            match self.next_claims().await {
+                Ok(Some(claims)) => self.unsaid = Some(self.concede(claims, &admission)),
+                Ok(None) => break "end of the connection".to_owned(),
+                Err(error) => break error.to_string(),
             }
         };
         for backend in &self.claimed {
@@ -182,10 +195,19 @@ impl Predecessor {
         tracing::info!(pid = self.pid, reason = %ended, "the gateway before this one has ended");
     }
 
-    /// The next claims.
-    async fn claims(&mut self) -> std::io::Result<Claims> {
+    /// Claims; `None` if the process has ended.
+    async fn claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
+        match receive_if_open(&mut self.stream).await? {
+            Some(Said::Claims(claims)) => Ok(Some(claims)),
+            Some(Said::Withdrawn { why }) => Err(UpgradeError::Withdrawn(why)),
+            None => Ok(None),
+        }
+    }
+
+    /// The same, however long they take.
+    async fn next_claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
         let pid = self.pid;
-        let mut receiving = std::pin::pin!(receive(&mut self.stream));
+        let mut receiving = std::pin::pin!(self.claims());
         if let Ok(claims) = timeout(SILENCE, &mut receiving).await {
             return claims;
         }
@@ -198,15 +220,28 @@ impl Predecessor {
 
     fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
         self.gateways.store(claims.gateways, Relaxed);
-        let places = places(&claims.claims, &admission.view());
-        let concede = |(place, claim): (&Option<BackendId>, &ClaimedBackend)| admission.concede((*place)?, claim.share);
-        let shares = places.iter().zip(&claims.claims).map(concede).collect();
+        let view = admission.view();
+        let places = places(&claims.claims, &view);
+        let concede = |(place, claim): (&Option<BackendId>, &ClaimedBackend)| {
+            let share = admission.concede((*place)?, claim.share)?;
+            let mut all = view.iter().flat_map(|pool| &pool.backends);
+            Some(ConcededBackend { share, cordon: cordon(all.find(|backend| Some(backend.id) == *place)?) })
+        };
+        let backends = places.iter().zip(&claims.claims).map(concede).collect();
         let now: HashSet<BackendId> = places.into_iter().flatten().collect();
         for backend in self.claimed.difference(&now) {
             admission.concede(*backend, Share::default());
         }
         self.claimed = now;
-        Conceded { shares }
+        Conceded { backends }
+    }
+}
+
+/// Whether the gateway before this one may use a backend.
+fn cordon(backend: &BackendView) -> Cordon {
+    match backend.cordon {
+        Cordon::Open if backend.draining => Cordon::Draining,
+        cordon => cordon,
     }
 }
 

@@ -3,6 +3,7 @@
 //! A visitor is checked before anything changes. From the release of what decides until the visitor accepts connections, every
 //! failure and every time limit below leads back to where it began.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::door::Door;
 use super::wire::{
-    Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, OpenSocket, PROTOCOL, Port, Ready, receive, send,
+    Accepted, Answer, ClaimedBackend, Claims, Conceded, Hello, OpenSocket, PROTOCOL, Port, Ready, Said, receive, send,
     send_descriptors,
 };
-use crate::pool::{Admission, Claim, Share};
+use crate::pool::{Admission, Claim, Cordon, Share};
 use crate::serve::running::Running;
 
 /// How long a visitor may take to say what it wants.
@@ -26,6 +27,8 @@ const HELLO_MAX: Duration = Duration::from_secs(5);
 const START_MAX: Duration = Duration::from_secs(120);
 /// How long it may take to answer to claims, the first time.
 const CONCEDED_MAX: Duration = Duration::from_secs(10);
+/// How long it may take to read that it must not serve.
+const WITHDRAWN_MAX: Duration = Duration::from_secs(1);
 /// Between two looks at what is in use here.
 const LOOK: Duration = Duration::from_millis(20);
 /// Claims are repeated after this time even if they are the same.
@@ -44,14 +47,17 @@ enum NotHandedOver {
     /// It has failed.
     #[error("the new gateway (pid {pid}) has failed before it served ({error}); its log says why; this one goes on")]
     Failed { pid: u32, error: io::Error },
+    #[error("a signal stops this gateway; the new one (pid {pid}) ends too")]
+    Stopped { pid: u32 },
 }
 
 impl Running {
     /// Hands over to the gateway that asks. Returns its process id once it accepts connections; then [`Running::drain`] is to be
-    /// called. `None`: it was refused or has failed, which the log says, and this gateway goes on.
-    pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream) -> Option<u32> {
+    /// called. `None`: it was refused or has failed, which the log says, and this gateway goes on. So it does if `stop` completes
+    /// before the new one is ready to serve, which takes minutes if that one hangs.
+    pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream, stop: impl Future<Output = ()>) -> Option<u32> {
         let begun = Instant::now();
-        match self.try_to_hand_over(door, visitor).await {
+        match self.try_to_hand_over(door, visitor, stop).await {
             Ok(pid) => {
                 let (in_flight, waiting) = self.app.admission.load();
                 tracing::info!(
@@ -75,7 +81,12 @@ impl Running {
         }
     }
 
-    async fn try_to_hand_over(&mut self, door: &Door, mut visitor: UnixStream) -> Result<u32, NotHandedOver> {
+    async fn try_to_hand_over(
+        &mut self,
+        door: &Door,
+        mut visitor: UnixStream,
+        stop: impl Future<Output = ()>,
+    ) -> Result<u32, NotHandedOver> {
         let hello = timeout(HELLO_MAX, receive::<Hello>(&mut visitor)).await;
         let hello = hello.unwrap_or_else(|late| Err(late.into())).map_err(NotHandedOver::Nothing)?;
         let accepted = match self.check(&hello, &visitor) {
@@ -88,21 +99,18 @@ impl Running {
         }
         tracing::info!(pid = hello.pid, version = hello.version, "a new gateway starts to take over");
         let pid = hello.pid;
-        let started = {
-            let mut starting = std::pin::pin!(self.until_it_serves(door, &mut visitor));
-            loop {
-                tokio::select! {
-                    started = &mut starting => break started,
-                    other = door.visitor() => refuse_second(other, pid).await,
-                }
-            }
+        let started = tokio::select! {
+            started = self.until_it_serves(door, &mut visitor, pid, stop) => started,
+            never = refuse_others(door, pid) => match never {},
         };
         if let Err(error) = started {
-            // The other process stops what it has begun when it finds that the connection is closed.
+            // The other process stops what it has begun. Without this it would take the end of the connection for that of this process.
+            let withdrawn = Said::Withdrawn { why: error.to_string() };
+            let _ = timeout(WITHDRAWN_MAX, send(&mut visitor, &withdrawn)).await;
             drop(visitor);
             self.own_all();
             self.take_back().await;
-            return Err(NotHandedOver::Failed { pid, error });
+            return Err(error);
         }
         self.leave_to(visitor).await;
         Ok(pid)
@@ -135,8 +143,29 @@ impl Running {
         Ok(())
     }
 
-    /// From the answer until the new gateway accepts connections.
-    async fn until_it_serves(&self, door: &Door, visitor: &mut UnixStream) -> io::Result<()> {
+    /// From the answer until the new gateway may accept connections.
+    async fn until_it_serves(
+        &self,
+        door: &Door,
+        visitor: &mut UnixStream,
+        pid: u32,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), NotHandedOver> {
+        let failed = |error| NotHandedOver::Failed { pid, error };
+        tokio::select! {
+            ready = self.until_it_is_ready(door, visitor) => ready.map_err(failed)?,
+            () = stop => return Err(NotHandedOver::Stopped { pid }),
+        }
+        let exchanged = async {
+            let claims = self.app.admission.claim();
+            send(visitor, &message(&claims, self.draining.load(Relaxed))).await?;
+            apply(&self.app.admission, &claims, &receive(visitor).await?);
+            Ok(())
+        };
+        timeout(CONCEDED_MAX, exchanged).await.unwrap_or_else(|late| Err(late.into())).map_err(failed)
+    }
+
+    async fn until_it_is_ready(&self, door: &Door, visitor: &mut UnixStream) -> io::Result<()> {
         let (sockets, descriptors) = self.open_sockets(door)?;
         let accepted = Accepted {
             sluice_upgrade: PROTOCOL,
@@ -148,10 +177,6 @@ impl Running {
         send_descriptors(visitor, &descriptors).await?;
         drop(descriptors);
         let Ready {} = timeout(START_MAX, receive(visitor)).await??;
-        let claims = self.app.admission.claim();
-        send(visitor, &message(&claims, self.draining.load(Relaxed))).await?;
-        let conceded = timeout(CONCEDED_MAX, receive(visitor)).await??;
-        apply(&self.app.admission, &claims, &conceded);
         Ok(())
     }
 
@@ -183,10 +208,17 @@ impl Running {
                 error = report(successor, &admission, &draining) => {
                     tracing::warn!(%error, "the new gateway has ended; requests here go on to their end");
                     own_all(&admission);
+                    open_all(&admission);
                 }
                 _ = ending.wait_for(|ending| *ending) => {}
             }
         }));
+    }
+}
+
+async fn refuse_others(door: &Door, pid: u32) -> Infallible {
+    loop {
+        refuse_second(door.visitor().await, pid).await;
     }
 }
 
@@ -206,11 +238,12 @@ async fn report(
     admission: &Admission,
     draining: &std::sync::atomic::AtomicU32,
 ) -> io::Error {
-    let (mut said, mut at, mut is_content) = (Vec::new(), Instant::now(), true);
+    // The first one at once: the new gateway accepts connections when it has it.
+    let (mut said, mut at, mut is_content) = (Vec::new(), Instant::now(), false);
     loop {
-        sleep(LOOK).await;
         let claims = admission.claim();
         if is_content && claims == said && at.elapsed() < REPEAT {
+            sleep(LOOK).await;
             continue;
         }
         let exchanged = async {
@@ -222,14 +255,28 @@ async fn report(
             Err(error) => return error,
         }
         (said, at) = (claims, Instant::now());
+        sleep(LOOK).await;
     }
 }
 
 /// Puts in force what was conceded. Returns whether it is all that was claimed.
 fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
-    let shares: Vec<_> = claims.iter().zip(&conceded.shares).map(|(claim, share)| (claim.backend, *share)).collect();
+    let places = || claims.iter().zip(&conceded.backends);
+    let shares: Vec<_> = places().map(|(claim, to)| (claim.backend, to.map(|to| to.share))).collect();
     admission.set_shares(&shares);
-    claims.iter().zip(&conceded.shares).all(|(claim, share)| share.is_none_or(|share| share == claim.share))
+    for (claim, to) in places() {
+        if let Some(to) = to {
+            admission.set_cordon(claim.backend, to.cordon);
+        }
+    }
+    places().all(|(claim, to)| to.is_none_or(|to| to.share == claim.share))
+}
+
+/// No gateway manages engines any more: health decides.
+fn open_all(admission: &Admission) {
+    for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
+        admission.set_cordon(backend.id, Cordon::Open);
+    }
 }
 
 fn own_all(admission: &Admission) {
@@ -238,7 +285,7 @@ fn own_all(admission: &Admission) {
     admission.set_shares(&shares);
 }
 
-fn message(claims: &[Claim], draining: u32) -> Claims {
+fn message(claims: &[Claim], draining: u32) -> Said {
     let claimed = |claim: &Claim| ClaimedBackend {
         pool: claim.pool.to_string(),
         backend: claim.name.to_string(),
@@ -246,5 +293,5 @@ fn message(claims: &[Claim], draining: u32) -> Claims {
         draining: claim.draining,
         share: claim.share,
     };
-    Claims { gateways: draining + 1, claims: claims.iter().map(claimed).collect() }
+    Said::Claims(Claims { gateways: draining + 1, claims: claims.iter().map(claimed).collect() })
 }

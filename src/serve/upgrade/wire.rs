@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 
-use crate::pool::Share;
+use crate::pool::{Cordon, Share};
 
 /// The version of this protocol.
 pub(super) const PROTOCOL: u32 = 1;
@@ -78,6 +78,17 @@ pub(in crate::serve) enum Port {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready {}
 
+/// What the old gateway says once the new one is ready.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Said {
+    Claims(Claims),
+    /// It goes on as before: the new one must not serve.
+    Withdrawn {
+        why: String,
+    },
+}
+
 /// What the old gateway claims of each backend.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Claims {
@@ -98,10 +109,19 @@ pub(super) struct ClaimedBackend {
     pub(super) share: Share,
 }
 
-/// How much of each claim the old gateway may use now; `None`: it alone knows that backend.
+/// What the new gateway answers to each claim; `None`: the old one alone knows that backend.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Conceded {
-    pub(super) shares: Vec<Option<Share>>,
+    pub(super) backends: Vec<Option<ConcededBackend>>,
+}
+
+/// How a backend may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ConcededBackend {
+    /// How much of the claim the old gateway may use now.
+    pub(super) share: Share,
+    /// Whether it may get work: its engine is managed by the new gateway.
+    pub(super) cordon: Cordon,
 }
 
 /// Sends a message.
@@ -114,13 +134,26 @@ pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> i
 
 /// Receives a message. Not to be dropped half-way.
 pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
-    let length = stream.read_u32_le().await?;
+    receive_if_open(stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The same; `None` if the other process has closed the connection, and not in the middle of a message.
+pub(super) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
+    let mut length = [0; 4];
+    match stream.read(&mut length[..1]).await {
+        Ok(0) => return Ok(None),
+        // It had not read all that was sent to it.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+        read => read?,
+    };
+    stream.read_exact(&mut length[1..]).await?;
+    let length = u32::from_le_bytes(length);
     if length > FRAME_MAX {
         return Err(io::Error::other("a message is too long"));
     }
     let mut json = vec![0; length as usize];
     stream.read_exact(&mut json).await?;
-    Ok(serde_json::from_slice(&json)?)
+    Ok(Some(serde_json::from_slice(&json)?))
 }
 
 /// Sends descriptors.

@@ -11,10 +11,13 @@ pub(super) fn resource(service_name: &str) -> Resource {
     let version = text("service.version", env!("CARGO_PKG_VERSION"));
     let pid = number("process.pid", std::process::id());
     let mut attributes = vec![text("service.name", service_name), version, pid];
-    if let Ok(host) = std::fs::read_to_string("/proc/sys/kernel/hostname") {
-        let host = host.trim_end();
-        // Two replicas with the same service name are two origins.
-        attributes.push(text("service.instance.id", &format!("{host}:{}", std::process::id())));
+    // A unit with ProcSubset=pid hides the first one.
+    let host =
+        ["/proc/sys/kernel/hostname", "/etc/hostname"].iter().find_map(|path| std::fs::read_to_string(path).ok());
+    let host = host.as_deref().unwrap_or_default().trim_end();
+    // Two replicas with the same service name are two origins.
+    attributes.push(text("service.instance.id", &format!("{host}:{}", std::process::id())));
+    if !host.is_empty() {
         attributes.push(text("host.name", host));
     }
     Resource { attributes, ..Resource::default() }
