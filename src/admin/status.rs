@@ -214,7 +214,7 @@ fn reason(backend: &BackendView, now: Instant) -> Option<String> {
             };
             format!("{}, {then}", fault.text())
         }
-        Phase::Down => "its probes fail".to_owned(),
+        Phase::Down => "its probes fail; the log of the gateway says why".to_owned(),
     };
     Some(reason)
 }

@@ -75,7 +75,7 @@ impl Control for Fake {
     ) -> Result<LogLines, BackendLogError> {
         find(&self.admission.view(), pool, backend)?;
         match pool {
-            "short" => Ok(LogLines { lines: vec![format!("from {after:?}, at most {most}")], next: 8 }),
+            "short" => Ok(LogLines { lines: vec![format!("from {after:?}, at most {most}")], next: 8, note: None }),
             _ => Err(LogError::NotManaged(format!("{pool}/{backend}")).into()),
         }
     }

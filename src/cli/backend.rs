@@ -71,7 +71,7 @@ enum Command {
         #[arg(long)]
         wait: bool,
     },
-    /// Print the log of an engine that the gateway runs
+    /// Print the log of an engine that the gateway runs, or what its commands (control) print
     Logs(LogsArgs),
     /// Put a backend back into rotation; an engine on hold is started again
     Enable {

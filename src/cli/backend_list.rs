@@ -12,6 +12,8 @@ use crate::fleet::EngineView;
 
 /// Columns of a usual terminal window.
 const WIDTH: u16 = 100;
+/// Columns beside names and addresses that are enough for most engines: state, requests, step, restarts, last change.
+const OTHER_COLUMNS: usize = 62;
 /// The most columns for a name in the lines below the table.
 const NAME_WIDTH: u16 = 40;
 
@@ -30,15 +32,26 @@ fn all(status: &Status) -> impl Iterator<Item = (&str, &BackendStatus)> {
     status.pools.iter().flat_map(|pool| pool.backends.iter().map(|backend| (pool.name.as_str(), backend)))
 }
 
+/// Without addresses where these would break names in two.
 fn narrow_table(status: &Status) -> String {
+    let longest = |length: fn(&str, &BackendStatus) -> usize| {
+        all(status).map(|(pool, backend)| length(pool, backend)).max().unwrap_or(0)
+    };
+    let names = longest(|pool, backend| pool.chars().count() + 1 + backend.name.chars().count());
+    let urls = longest(|_, backend| backend.url.chars().count());
+    let addresses = names + urls + OTHER_COLUMNS <= usize::from(width());
     let mut table = fitted(UTF8_HORIZONTAL_ONLY);
-    table.set_header(["backend", "url", "state", "in flight", "engine", "restarts", "last change"]);
+    let mut header = vec!["backend", "url", "state", "in flight", "engine", "restarts", "last change"];
+    if !addresses {
+        header.remove(1);
+    }
+    table.set_header(header);
     let mut notes = fitted(NOTHING);
     for (pool, backend) in all(status) {
         let name = format!("{pool}/{}", backend.name);
         let engine = backend.engine.as_ref();
         let change = engine.and_then(|engine| engine.last_change.as_ref());
-        table.add_row([
+        let mut row = vec![
             name.clone(),
             backend.url.clone(),
             backend.state.clone(),
@@ -46,7 +59,11 @@ fn narrow_table(status: &Status) -> String {
             engine.map_or_else(|| "external".to_owned(), doing),
             engine.map_or_else(|| "-".to_owned(), |engine| engine.restarts.to_string()),
             change.map_or_else(|| "-".to_owned(), |change| format!("{} {}", change.id, change.outcome)),
-        ]);
+        ];
+        if !addresses {
+            row.remove(1);
+        }
+        table.add_row(row);
         if let Some(note) = engine.and_then(note) {
             notes.add_row([name, note]);
         }
@@ -92,9 +109,12 @@ fn wide_table(status: &Status) -> String {
 fn fitted(preset: &str) -> Table {
     let mut table = Table::new();
     table.load_preset(preset).set_content_arrangement(ContentArrangement::Dynamic);
-    let width = table.width().map_or(WIDTH, |terminal| terminal.min(WIDTH));
-    table.set_width(width);
+    table.set_width(width());
     table
+}
+
+fn width() -> u16 {
+    Table::new().width().map_or(WIDTH, |terminal| terminal.min(WIDTH))
 }
 
 fn in_flight(backend: &BackendStatus) -> String {
@@ -211,6 +231,18 @@ mod tests {
         let text = table(&status(backends), false);
         let longest = text.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(longest <= usize::from(WIDTH), "{longest} columns:\n{text}");
+    }
+
+    #[test]
+    fn names_are_not_broken_for_the_sake_of_addresses() {
+        let named = |pool: &str, name: &str| {
+            let backend = engine(name, "serve", None);
+            let pool = PoolStatus { name: pool.to_owned(), backends: vec![backend], ..PoolStatus::default() };
+            table(&Status { pools: vec![pool], ..Status::default() }, false)
+        };
+        assert!(named("all", "gpu0").contains("http://127.0.0.1:8001"), "{}", named("all", "gpu0"));
+        let long = named("default", "127.0.0.1:8000");
+        assert!(long.contains("default/127.0.0.1:8000") && !long.contains("http"), "{long}");
     }
 
     #[test]

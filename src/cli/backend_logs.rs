@@ -37,6 +37,9 @@ pub(super) async fn run(
 ) -> Result<(), AdminClientError> {
     let path = format!("/admin/backends/{}/{}/log", encode(pool), encode(backend));
     let mut read = fetch(client, &path, &format!("lines={}", args.lines)).await?;
+    if let Some(note) = &read.note {
+        eprintln!("note: {note}");
+    }
     let mut failures = 0;
     loop {
         // A reader that left, such as head, ends it.

@@ -2,8 +2,8 @@
 //!
 //! SIGTERM and SIGINT stop it in order. A second one cuts that short: requests that run get an error event, and engines have
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
-//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log anew, as after a rotation. SIGUSR2 starts the program file anew
-//! with `--upgrade`: it takes over, and this process ends with its last request.
+//! SIGHUP reloads the configuration file. SIGUSR1 opens the access log and the records anew, as after a rotation. SIGUSR2 starts
+//! the program file anew with `--upgrade`: it takes over, and this process ends with its last request.
 //! Exit codes: 0 stopped in order or handed over, 1 a socket could not be opened, the running gateway did not hand over, or requests were
 //! cut at the end, 78 the configuration is not valid (nothing was bound or asked for).
 
@@ -29,7 +29,7 @@ use until_stop::{STARTED_BY, Signals};
 #[command(after_help = "\
 Signals:
   SIGHUP            reload the configuration file; if it is not valid, nothing changes
-  SIGUSR1           open the access log anew, after it was renamed
+  SIGUSR1           open the access log and the records anew, after they were renamed
   SIGUSR2           start the program file anew with --upgrade, after it was replaced
   SIGTERM, SIGINT   finish running requests and stop; a second one cuts them
 

@@ -161,7 +161,8 @@ pub(super) fn why(backend: &BackendStatus) -> Option<String> {
 /// One line about a pool: queue, rate, latencies, failures.
 fn headline(pool: &PoolStatus) -> String {
     let minute = &pool.last_minute;
-    let mut text = format!("{}: queue {}, {:.1} requests/s", pool.name, used(pool.queue), minute.requests_per_second);
+    let mut text =
+        format!("{}: queue {}; last minute: {:.1} requests/s", pool.name, used(pool.queue), minute.requests_per_second);
     for (name, quantiles) in [("TTFT", minute.ttft_ms), ("TPOT", minute.tpot_ms)] {
         if let Some(Quantiles { p50, p99, .. }) = quantiles {
             text.push_str(&format!(", {name} P50 {} P99 {}", ms(p50), ms(p99)));

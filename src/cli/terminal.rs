@@ -1,6 +1,7 @@
 //! The terminal: its width, and a few lines of it that are drawn again and again.
 //!
-//! Results on stdout are fitted to its terminal; without a terminal they have whatever width they need. Progress is drawn on
+//! Results on stdout are fitted to its terminal. Without a terminal, text has whatever width it needs, so that a line can be
+//! searched for; tables of measurements, which are divided without loss, fit `COLUMNS`, or 80 columns. Progress is drawn on
 //! stderr, in place: [`LiveLines`] moves the cursor up to where it began and clears from there, so nothing scrolls, whatever the
 //! width. Bounds: at most as many lines as the screen has, each cut at its width.
 
@@ -16,6 +17,15 @@ const USUAL: (usize, usize) = (80, 24);
 /// The columns of the terminal that stdout is; `None` when it is none.
 pub(super) fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| size().0)
+}
+
+/// The columns for a table that is divided where it is too wide: those of the terminal, else `COLUMNS`, else 80.
+pub(super) fn table_width() -> usize {
+    stdout_width().unwrap_or_else(|| columns_of(std::env::var("COLUMNS").ok().as_deref()))
+}
+
+fn columns_of(asked: Option<&str>) -> usize {
+    asked.and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0).unwrap_or(USUAL.0)
 }
 
 /// Columns and rows of the terminal.
@@ -97,6 +107,14 @@ pub(super) fn cut(text: &str, width: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_divided_table_fits_80_columns_where_stdout_is_no_terminal() {
+        assert_eq!(
+            (columns_of(Some("125")), columns_of(Some("0")), columns_of(Some("wide")), columns_of(None)),
+            (125, 80, 80, 80)
+        );
+    }
 
     #[test]
     fn text_is_wrapped_between_words() {

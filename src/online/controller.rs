@@ -325,6 +325,7 @@ impl Controller {
         let late = score.requests >= REQUESTS_SOON && measured >= MEASURED_MAX;
         let gross = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON && score.loss >= GROSS_LOSS;
         if !(enough || late || gross) {
+            score.describe_before_verdict(&mut self.belief);
             return Action::Wait;
         }
         self.compare_load(&score, window);
@@ -334,12 +335,11 @@ impl Controller {
         self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
         self.experience = Experience { misses: !is_met, lost: window.lost() };
         self.losses = window.pools.iter().map(|pool| pool.causes.iter().sum()).collect();
+        // An operator may be reading a proposal.
         let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
         if is_met {
             (self.proposal, self.stuck_since) = (None, None);
-        } else if waits {
-            // An operator may be reading it.
-        } else if self.try_next(now, window, score) {
+        } else if !waits && self.try_next(now, window, score) {
             return Action::Apply;
         }
         if measured >= MEASURED_MAX { Action::Begin } else { Action::Wait }

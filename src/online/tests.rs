@@ -84,6 +84,17 @@ fn missing(share: f64, draw: f64) -> f64 {
 }
 
 #[test]
+fn before_the_first_verdict_it_says_how_much_was_observed() {
+    let mut plant = Plant::new(&|_, _, _| (0.0, Cause::Queue), Acting::Proposes, 1);
+    assert_eq!(plant.controller.belief().1, "no requests were observed yet");
+    plant.run(30);
+    let observed = plant.controller.belief().1.strip_suffix(" requests were observed, not yet enough to judge");
+    assert!(observed.is_some_and(|count| count.parse::<u32>().is_ok_and(|count| count > 100)), "{observed:?}");
+    plant.run(120);
+    assert!(plant.controller.belief().1.ends_with("requests met their objectives"), "{}", plant.controller.belief().1);
+}
+
+#[test]
 fn what_helps_is_kept_and_the_limits_come_to_rest() {
     let enough = |limits: &Limits, _: Duration, draw| {
         (missing(if limits.0[0].slots >= 100 { 0.001 } else { 0.4 }, draw), Cause::Queue)

@@ -158,6 +158,15 @@ pub struct Score {
     pub peak: f64,
 }
 
+impl Score {
+    /// Writes into a belief that has no verdict yet how much was observed.
+    pub fn describe_before_verdict(&self, belief: &mut (Self, String)) {
+        if belief.0.requests == 0.0 && self.requests > 0.0 {
+            belief.1 = format!("{:.0} requests were observed, not yet enough to judge", self.requests);
+        }
+    }
+}
+
 impl Window {
     /// The score of the requests that arrived until `until`, of all pools together.
     pub fn score(&self, until: Duration) -> Score {

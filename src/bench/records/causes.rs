@@ -110,7 +110,7 @@ pub(super) fn failures(entries: &[Entry]) -> Section {
             "Nothing was shed and nothing failed.".to_owned()
         }
         (false, 0) => {
-            "Requests that the gateway refused for want of room, and those that an engine broke or that took too long."
+            "Requests that the gateway refused because no backend had room or was ready, and those that an engine broke or that took too long."
                 .to_owned()
         }
         (false, more) => format!("{more} rarer reasons are left out."),

@@ -33,7 +33,7 @@ fn volume(entries: &[Entry]) -> Section {
     let tiles = [
         (entries.len().to_string(), "requests", "that generate text".to_owned()),
         (of(Entry::is_completed), "completed", String::new()),
-        (of(Entry::is_shed), "shed", "for want of room".to_owned()),
+        (of(Entry::is_shed), "shed", "no room, or no backend ready".to_owned()),
         (of(Entry::is_broken), "failed", "an engine broke, or too late".to_owned()),
         (of(|entry| &*entry.outcome == "client_gone"), "left", "by the client".to_owned()),
         (of(|entry| &*entry.outcome == "refused"), "refused", "the client's fault".to_owned()),

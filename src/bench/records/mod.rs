@@ -72,7 +72,7 @@ impl Entry {
         &*self.outcome == "completed"
     }
 
-    /// Whether the gateway refused it for want of room.
+    /// Whether the gateway refused it because no backend had room or was ready.
     pub fn is_shed(&self) -> bool {
         &*self.outcome == "shed"
     }

@@ -310,10 +310,32 @@ fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
     if (was - is).abs() > 0.1 * was.max(is) {
         notes.push(format!("prompts differ in length: the median is {was:.0} tokens in A and {is:.0} in B"));
     }
+    notes.extend(prefix_caches(a, b));
     for (name, run) in [('A', a), ('B', b)] {
         notes.extend(run.warnings.iter().map(|warning| format!("{name}: {warning}")));
     }
     notes
+}
+
+/// Says that what the servers kept of one run may have helped the other.
+fn prefix_caches(a: &RunResult, b: &RunResult) -> Option<String> {
+    let found = |run: &RunResult| {
+        let cached: u64 = run.requests.iter().map(|record| record.cached_tokens).sum::<Option<u64>>()?;
+        let sent: u64 = run.requests.iter().map(|record| record.prompt_tokens).sum();
+        Some(cached as f64 / sent.max(1) as f64)
+    };
+    if let (Some(was), Some(is)) = (found(a), found(b)) {
+        let text =
+            format!("{:.0} % of the prompt tokens were in prefix caches in A and {:.0} % in B", was * 1e2, is * 1e2);
+        return ((was - is).abs() > 0.05).then_some(text);
+    }
+    let empties = |run: &RunResult| run.config.arguments.iter().any(|flag| flag == "--reset-prefix-cache");
+    let same = !a.config.version.is_empty() && a.config.seed == b.config.seed && a.config.urls == b.config.urls;
+    (same && !a.requests.is_empty() && !(empties(a) && empties(b))).then(|| {
+        "both runs sent the same prompts to the same servers: unless these were restarted in between, the later run found them \
+         in the prefix caches (--reset-prefix-cache empties these)"
+            .to_owned()
+    })
 }
 
 impl Comparison {

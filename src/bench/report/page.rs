@@ -24,7 +24,7 @@ dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}\
 .card{padding:14px 14px 8px;min-width:0}.plot{display:block;width:100%;height:auto}.narrow{display:none}\
 .scroll{overflow-x:auto;padding:4px 16px 8px;margin-top:10px}table{border-collapse:collapse;width:100%;font-size:14px}\
 th,td{padding:7px 12px 7px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}tr:last-child td{border:0}\
-th{color:var(--soft);font-weight:500;font-size:13px}th:first-child,td:first-child{text-align:left;white-space:normal;min-width:90px}\
+th{color:var(--soft);font-weight:500;font-size:13px}th:first-child,td:first-child{text-align:left;white-space:normal;min-width:min(160px,30vw)}\
 details{margin-top:12px;border-top:1px solid var(--line);padding-top:10px}summary{cursor:pointer;font-weight:600}\
 footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 @media (max-width:600px){header,main,footer{padding-left:14px;padding-right:14px}header{padding-top:18px}h1{font-size:21px}\

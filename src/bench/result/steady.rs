@@ -88,7 +88,7 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     let done = completed().filter(|record| inside(record.sent + record.latency)).count() as u64;
     let metrics = Metrics::of_requests(started, length, &result.config);
     let short = length < SHORT.max(result.duration / 10.0);
-    let note = format!("only {length:.1} s of the run were steady ({:.0} %)", 100.0 * length / result.duration);
+    let note = format!("only {length:.1} s were steady ({:.0} %)", 100.0 * length / result.duration);
     let window = Window {
         start_s: start,
         end_s: end,

@@ -125,7 +125,7 @@ pub(super) enum DatasetName {
     /// JSON lines like Mooncake's, with configurable units and keys
     #[value(name = "timed_trace")]
     TimedTrace,
-    /// The records or the access log of sluice, to replay its traffic
+    /// The records or the access log of sluice, to replay its traffic ("records" is the same)
     #[value(name = "access_log", alias = "records")]
     AccessLog,
 }
@@ -340,18 +340,25 @@ pub(super) struct SamplingArgs {
     /// Generate to the full length (always on for generated prompts and traces)
     #[arg(long, hide_short_help = true)]
     pub(super) ignore_eos: bool,
+    /// Randomness of the choice of tokens; 0: the likeliest one
     #[arg(long, hide_short_help = true, value_name = "T")]
     pub(super) temperature: Option<f64>,
+    /// Only the likeliest tokens that have this share together
     #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) top_p: Option<f64>,
+    /// Only this many of the likeliest tokens
     #[arg(long, hide_short_help = true, value_name = "K")]
     pub(super) top_k: Option<i64>,
+    /// Only tokens with this share of the likeliest one's probability
     #[arg(long, hide_short_help = true, value_name = "P")]
     pub(super) min_p: Option<f64>,
+    /// Penalty for tokens, for each time they were generated
     #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) frequency_penalty: Option<f64>,
+    /// Penalty for tokens that were generated
     #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) presence_penalty: Option<f64>,
+    /// Factor against tokens of the prompt and generated ones
     #[arg(long, hide_short_help = true, value_name = "X")]
     pub(super) repetition_penalty: Option<f64>,
     /// Number of log probabilities per token

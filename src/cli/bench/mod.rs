@@ -166,10 +166,17 @@ async fn set_up(args: &BenchArgs) -> Result<Setup, CommandError> {
     if let Some(model) = &args.server.model {
         Setup::of(args, plan::client(args).map_err(usage)?, model).map_err(usage)?;
     }
-    let models = ready(args, &client).await.map_err(failed)?;
+    let (status, models) = ready(args, &client).await.map_err(failed)?;
     let model = match (&args.server.model, models.first()) {
         (Some(model), _) => model.clone(),
         (None, Some(model)) => model.clone(),
+        (None, None) if status == 404 => {
+            return Err(failed(anyhow::anyhow!(
+                "{}/v1/models returned status 404; --base-url is the address without the path of requests, and of a sluice \
+                 that of its client port (server.listen), not of its admin port; or give --model",
+                client.urls().first().cloned().unwrap_or_default()
+            )));
+        }
         (None, None) => {
             return Err(failed(anyhow::anyhow!(
                 "the server lists no model; give --model, and OPENAI_API_KEY or --header if it requires a key"
@@ -183,8 +190,8 @@ async fn set_up(args: &BenchArgs) -> Result<Setup, CommandError> {
     Setup::of(args, client, &model).map_err(usage)
 }
 
-/// Waits until every server responds. Returns the models that the first one lists.
-async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<Vec<String>> {
+/// Waits until every server responds. Returns the first one's status for the list of models, and the models.
+async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<(u16, Vec<String>)> {
     let wait = args.server.ready_check_timeout_sec;
     let deadline = Instant::now() + Duration::try_from_secs_f64(wait.max(0.0)).unwrap_or_default();
     loop {
@@ -200,8 +207,8 @@ async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<Vec<Stri
             Ok(_) => None,
         });
         let Some(unready) = unready else {
-            let (_, body) = responses.into_iter().next().and_then(Result::ok).unwrap_or_default();
-            return Ok(names(&body));
+            let (status, body) = responses.into_iter().next().and_then(Result::ok).unwrap_or_default();
+            return Ok((status, names(&body)));
         };
         anyhow::ensure!(Instant::now() < deadline, unready);
         tokio::time::sleep(READY_EVERY).await;

@@ -18,7 +18,7 @@ use crate::bench::report::table;
 use crate::bench::result::csv::RequestCsv;
 use crate::bench::result::file;
 use crate::bench::{Extent, Metrics, RunPlan, RunResult};
-use crate::cli::terminal::{fitted, stdout_width};
+use crate::cli::terminal::{fitted, table_width};
 
 /// Where results are printed and saved.
 pub(super) struct Output<'a> {
@@ -65,9 +65,9 @@ impl<'a> Output<'a> {
         if !self.args.json {
             match self.varied {
                 Some(varied) => {
-                    print(&fitted(&format!("\n{varied} {name}\n{}", table::table(result, stdout_width()))))?;
+                    print(&fitted(&format!("\n{varied} {name}\n{}", table::table(result, Some(table_width())))))?;
                 }
-                None => print(&fitted(&table::table(result, stdout_width())))?,
+                None => print(&fitted(&table::table(result, Some(table_width()))))?,
             }
         }
         if let Some(out) = &mut self.csv {
@@ -98,7 +98,7 @@ impl<'a> Output<'a> {
                 Some(_) => print(&format!("{:#}\n", Value::Array(all)))?,
             }
         } else if let Some(varied) = self.varied {
-            print(&format!("\n{}\n", table::sweep_table(varied, &self.results).text(stdout_width())))?;
+            print(&format!("\n{}\n", table::sweep_table(varied, &self.results).text(Some(table_width()))))?;
         }
         if let Some(path) = &self.path {
             eprintln!("saved {}", path.display());

@@ -158,6 +158,14 @@ async fn the_error_of_a_refusing_server_is_quoted_and_fails_the_command() {
         "the folder was created, and there is no result to show"
     );
     says(code(&["--base-url", &url, "--num-prompts", "3"]).await, 1, "the server lists no model; give --model");
+    let not_found = |_| MockResponse { status: 404, ..MockResponse::stream(Vec::new(), Duration::ZERO) };
+    let elsewhere = MockEngine::start(not_found).await;
+    let other_url = elsewhere.url();
+    says(
+        code(&["--base-url", &other_url, "--num-prompts", "3"]).await,
+        1,
+        &format!("{other_url}/v1/models returned status 404; --base-url is the address without the path of requests"),
+    );
     says(code(&[&small[..], &["--reset-prefix-cache"]].concat()).await, 1, "/reset_prefix_cache returned status 401");
     says(code(&[&small[..], &["--profile"]].concat()).await, 1, "/start_profile returned status 401");
 }

@@ -15,7 +15,7 @@ use crate::bench::report::columns::Columns;
 use crate::bench::report::compare::{self, CompareOptions, Comparison, Unit};
 use crate::bench::result::file;
 use crate::bench::{RunResult, report};
-use crate::cli::terminal::{fitted, stdout_width};
+use crate::cli::terminal::{fitted, table_width};
 use crate::stats::Estimate;
 
 /// Commands for saved results
@@ -191,7 +191,7 @@ fn comparison_text(comparison: &Comparison) -> String {
             compare::verdict_word(row.verdict).to_owned(),
         ]);
     }
-    let table = table.text(stdout_width());
+    let table = table.text(Some(table_width()));
     let mut text = format!("{table}\n{}\n", comparison.verdict());
     if comparison.rows.iter().any(|row| row.rough) {
         text.push_str("~: an approximate interval: too few requests, or too clustered, for a guaranteed one.\n");

@@ -2,9 +2,10 @@
 //!
 //! Latencies are in milliseconds. An interval behind a change holds at all times, whenever it is looked at.
 
-use comfy_table::Table;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::{ContentArrangement, Table};
 
+use crate::cli::terminal::stdout_width;
 use crate::experiment::report::{ArmReport, ChangeReport, ComparisonReport, Range, RateReport};
 use crate::experiment::verdict::QUALITY;
 use crate::experiment::{ExperimentReport, Quantity};
@@ -122,10 +123,11 @@ pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &Comparison
             };
             format!("{} / {}", arm.map_or_else(|| "-".to_owned(), of), of(control))
         };
+        let known = change.change.filter(|_| change.used > 0);
         rows.push(vec![
             change.quantity.label().to_owned(),
-            change.change.map_or_else(|| "-".to_owned(), |range| signed(range.value)),
-            change.change.map_or_else(|| "-".to_owned(), interval),
+            known.map_or_else(|| "-".to_owned(), |range| signed(range.value)),
+            known.map_or_else(|| "-".to_owned(), interval),
             both(|one| one.p50.value),
             both(|one| one.p95.value),
             change.used.to_string(),
@@ -188,6 +190,9 @@ fn table(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_HORIZONTAL_ONLY);
     table.set_header(head);
+    if let Some(width) = stdout_width() {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::try_from(width).unwrap_or(u16::MAX));
+    }
     table
 }
 

@@ -13,7 +13,7 @@ use clap::Args;
 use crate::base::Period;
 use crate::bench::report;
 use crate::bench::result::file;
-use crate::cli::terminal::stdout_width;
+use crate::cli::terminal::table_width;
 use crate::lab::study::VariantRuns;
 use crate::lab::{LabError, Measure, Options, Scenario, Study, expect, sweep, table};
 
@@ -131,7 +131,7 @@ fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
         is_single(study.variants.len(), study.seeds.len() as u64),
         study.variants.first().and_then(|one| one.first.as_ref()),
     ) {
-        report::table::table(&first.result, stdout_width())
+        report::table::table(&first.result, Some(table_width()))
     } else {
         table::text(study)
     };

@@ -157,7 +157,8 @@ fn order(key: KeyEvent) -> Option<Wanted> {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     Some(match key.code {
         KeyCode::Char('c') if control => Wanted::Quit,
-        KeyCode::Char('q') | KeyCode::Esc => Wanted::Quit,
+        KeyCode::Char('q') => Wanted::Quit,
+        KeyCode::Esc => Wanted::Back,
         KeyCode::Char('p' | ' ') => Wanted::Order(Order::Pause),
         KeyCode::Char('s') => Wanted::Order(Order::Slowest),
         KeyCode::Up | KeyCode::Char('k') => Wanted::Order(Order::Up),
@@ -172,6 +173,8 @@ fn order(key: KeyEvent) -> Option<Wanted> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Quit,
+    /// From the slowest requests to the histogram, and from there quit.
+    Back,
     Order(Order),
     /// The size of the terminal has changed.
     Redraw,
@@ -216,7 +219,8 @@ async fn show(client: &AdminClient, mut screen: Screen) -> std::io::Result<()> {
             wanted = keys.recv() => match wanted {
                 Some(Wanted::Order(order)) => state.apply(order),
                 Some(Wanted::Redraw) => {}
-                Some(Wanted::Quit) | None => return Ok(()),
+                Some(Wanted::Back) if state.shows_slowest => state.apply(Order::Slowest),
+                Some(Wanted::Back | Wanted::Quit) | None => return Ok(()),
             },
             read = async { reading.as_mut().expect("guarded by the condition").await }, if reading.is_some() => {
                 reading = None;
@@ -242,6 +246,7 @@ mod tests {
         let key = |code, modifiers| order(KeyEvent::new(code, modifiers));
         let none = KeyModifiers::NONE;
         assert_eq!(key(KeyCode::Char('q'), none), Some(Wanted::Quit));
+        assert_eq!(key(KeyCode::Esc, none), Some(Wanted::Back));
         assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Wanted::Quit));
         assert_eq!(key(KeyCode::Char('c'), none), None);
         assert_eq!(key(KeyCode::Char('p'), none), Some(Wanted::Order(Order::Pause)));

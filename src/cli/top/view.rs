@@ -23,6 +23,10 @@ const POOLS_MAX: usize = 6;
 const HISTOGRAM_ROWS: u16 = 8;
 /// Rows that the histogram leaves to the rest.
 const REST_ROWS: u16 = 12;
+/// Rows of a usual screen; on a higher one the histogram grows, to twice its rows at most.
+const USUAL_ROWS: u16 = 24;
+/// Columns that a wide screen gives to the names of pools and backends, so that their numbers stay beside them.
+const NAME_COLUMNS: usize = 40;
 /// Columns of a bar with its gap.
 const BAR_COLUMNS: u16 = 7;
 
@@ -30,8 +34,14 @@ const BAR_COLUMNS: u16 = 7;
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let area = frame.area();
     let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
-    let histogram = if area.height >= HISTOGRAM_ROWS + REST_ROWS { HISTOGRAM_ROWS } else { 0 };
     let pool_rows = u16::try_from(pools.min(POOLS_MAX)).unwrap_or(0) + 1;
+    let backend_rows = u16::try_from(state.backends().count()).unwrap_or(u16::MAX).saturating_add(1);
+    // Rows of a large screen that no backend needs.
+    let spare = area.height.saturating_sub(USUAL_ROWS.max(backend_rows.saturating_add(pool_rows + HISTOGRAM_ROWS + 5)));
+    let histogram = match area.height >= HISTOGRAM_ROWS + REST_ROWS {
+        true => HISTOGRAM_ROWS + spare.min(HISTOGRAM_ROWS),
+        false => 0,
+    };
     let [title, notice, top, middle, reason, bars, keys] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
@@ -108,7 +118,7 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let first = if all > POOLS_MAX { "pool (the first)" } else { "pool" };
     let names = [first, "queue", "req/s", "TTFT P50", "TTFT P99", "TPOT P99", "in slo", "shed", "failed"];
     let widths = [
-        Constraint::Min(10),
+        name_column(area.width, 68, state.status.iter().flat_map(|status| &status.pools).map(|pool| pool.name.len())),
         Constraint::Length(8),
         Constraint::Length(7),
         Constraint::Length(9),
@@ -121,11 +131,17 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     frame.render_widget(Table::new(rows, widths).header(header(&names)), area);
 }
 
+/// What `rest`, the other columns, leave to names, but on a wide screen no more than they need.
+fn name_column(width: u16, rest: u16, names: impl Iterator<Item = usize>) -> Constraint {
+    let needed = names.max().unwrap_or(0).max(NAME_COLUMNS);
+    Constraint::Length(width.saturating_sub(rest).max(10).min(u16::try_from(needed).unwrap_or(u16::MAX)))
+}
+
 fn draw_backends(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rect) {
     let rows = state.backends().map(|(pool, backend)| backend_row(pool, backend, colours));
     let names = ["backend", "state", "slots", "tokens", "prefill", "long", "ms/token"];
     let widths = [
-        Constraint::Min(14),
+        name_column(area.width, 58, state.backends().map(|(pool, backend)| pool.name.len() + 1 + backend.name.len())),
         Constraint::Length(9),
         Constraint::Length(9),
         Constraint::Length(10),
@@ -221,6 +237,18 @@ mod tests {
         state.add(sample(4, 180));
         state.apply(Order::Down);
         insta::assert_snapshot!(screen(&state, 80, 24));
+    }
+
+    #[test]
+    fn on_a_large_screen_numbers_stay_beside_their_names_and_the_histogram_grows() {
+        let mut state = State::default();
+        state.add(sample(4, 100));
+        state.add(sample(4, 180));
+        let text = screen(&state, 200, 50);
+        let row = text.lines().find(|line| line.starts_with("short/gpu0")).unwrap();
+        assert!(row.trim_end().chars().count() <= 100, "{text}");
+        let bars = |text: &str| text.lines().filter(|line| line.contains('█')).count();
+        assert!(bars(&text) > bars(&screen(&state, 200, 24)), "{text}");
     }
 
     #[test]

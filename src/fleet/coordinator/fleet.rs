@@ -31,10 +31,8 @@ pub enum LogError {
     /// The gateway does not run it.
     #[error("{0} is not managed by sluice (it has a url, no launch), so its log is where its engine runs")]
     NotManaged(String),
-    /// The operator's commands start it, or it is in a pod.
-    #[error(
-        "the engine of {0} is started by commands (control) or in a pod, so its log is where these write it, or in kubectl logs"
-    )]
+    /// It is in a pod.
+    #[error("the engine of {0} is in a pod, so its log is in kubectl logs")]
     Elsewhere(String),
 }
 
@@ -110,7 +108,7 @@ impl Fleet {
     /// Lines of the log of an engine that the gateway runs: see [`Driver::log_lines`](crate::driver::Driver::log_lines).
     ///
     /// # Errors
-    /// The gateway does not run that engine, or only runs the operator's commands for it.
+    /// The gateway does not run that engine, or it is in a pod.
     pub fn log(&self, name: &str, after: Option<u64>, most: usize) -> Result<LogLines, LogError> {
         let context = self.registry.context(name).ok_or_else(|| LogError::NotManaged(name.to_owned()))?;
         context.driver.log_lines(after, most).ok_or_else(|| LogError::Elsewhere(name.to_owned()))

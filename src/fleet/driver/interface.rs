@@ -130,8 +130,11 @@ pub enum AdapterRank {
 pub struct LogLines {
     /// Oldest first.
     pub lines: Vec<String>,
-    /// The number of the line after them. Lines are numbered over all starts of the engine under one gateway.
+    /// What to ask for next, to follow the log: a number that grows over all starts of the engine under one gateway.
     pub next: u64,
+    /// What these lines are, where they are not the engine's own log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Controls one backend's engine. The header of this folder's `mod.rs` has the rules.
@@ -206,7 +209,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn tail(&self, lines: usize) -> Vec<String>;
 
     /// Complete lines of its log from number `after` on, or the last ones without it, at most `most`; `None` where the driver
-    /// keeps no log of the engine itself.
+    /// has none.
     fn log_lines(&self, _after: Option<u64>, _most: usize) -> Option<LogLines> {
         None
     }

@@ -334,7 +334,7 @@ impl FreeValue for ArgValue {
 impl ArgValue {
     fn parse(written: &Entry) -> Result<Self, Situation> {
         let wrong = |found: String| {
-            Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts", found })
+            Err(Situation::WrongType { wanted: "a text, number, true, false or a list of texts".to_owned(), found })
         };
         match &written.value {
             Value::Bool(flag) => Ok(Self::Flag(*flag)),
@@ -344,7 +344,7 @@ impl ArgValue {
             Value::List(elements) => {
                 let text = |element: &Entry| match &element.value {
                     Value::Text(text) => Ok(text.clone()),
-                    other => Err(Situation::WrongType { wanted: "a text", found: other.kind() }),
+                    other => Err(Situation::WrongType { wanted: "a text".to_owned(), found: other.kind() }),
                 };
                 elements.iter().map(text).collect::<Result<_, _>>().map(Self::List)
             }

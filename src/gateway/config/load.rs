@@ -73,7 +73,7 @@ impl Config {
     pub fn load_with(path: &Path, sets: &[String], added: &[AddedExperiment]) -> Result<Loaded, Problems> {
         let source = path.display().to_string();
         let failed = |reason: String| {
-            let situation = Situation::Unreadable { path: source.clone(), reason };
+            let situation = Situation::Unreadable { reason };
             Problems::sorted(&source, vec![Problem::new(String::new(), Origin::Default, situation)])
         };
         let mut text = String::new();

@@ -30,8 +30,8 @@ pub struct Problem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message documents each situation and its fields")]
 pub enum Situation {
-    #[error("cannot read {path}: {reason}")]
-    Unreadable { path: String, reason: String },
+    #[error("cannot read the file: {reason}")]
+    Unreadable { reason: String },
     #[error("not TOML: {message}")]
     Syntax { message: String },
     #[error("{text} does not fit a 64-bit number")]
@@ -48,7 +48,7 @@ pub enum Situation {
     #[error("missing; {hint}")]
     Missing { hint: &'static str },
     #[error("expected {wanted}, found {found}")]
-    WrongType { wanted: &'static str, found: String },
+    WrongType { wanted: String, found: String },
     #[error("{reason}")]
     Unit { reason: String },
     #[error("unknown value '{found}'; {suggestion}")]

@@ -72,7 +72,7 @@ impl FreeValue for Secret {
         let text = match &written.value {
             Value::Text(text) => text.clone(),
             Value::Int(number) => number.to_string(),
-            other => return Err(Situation::WrongType { wanted: "a text", found: other.kind() }),
+            other => return Err(Situation::WrongType { wanted: "a text".to_owned(), found: other.kind() }),
         };
         if is_reference(&text) {
             return Self::resolve(&text, report.surroundings);

@@ -303,8 +303,8 @@ impl<T: FreeValue> Setting for BTreeMap<String, T> {
 }
 
 /// The message for a value of another type.
-pub(super) fn wrong_type(wanted: &'static str, written: &Entry) -> Situation {
-    Situation::WrongType { wanted, found: written.value.kind() }
+pub(super) fn wrong_type(wanted: &str, written: &Entry) -> Situation {
+    Situation::WrongType { wanted: wanted.to_owned(), found: written.value.kind() }
 }
 
 /// The path of a key in a table.

@@ -85,11 +85,12 @@ pub(super) fn open<'w>(
     fields: &'static [Field],
     report: &mut Report<'_>,
 ) -> Option<&'w Table> {
+    let known = || fields.iter().map(|field| field.key.name);
     let Value::Table(table) = &written.value else {
-        report.add(place, wrong_type("a table", written));
+        let keys = known().collect::<Vec<_>>().join(", ");
+        report.add(place, wrong_type(&format!("a table with keys of {keys}"), written));
         return None;
     };
-    let known = || fields.iter().map(|field| field.key.name);
     for (key, entry) in table.iter().filter(|(key, _)| !known().any(|name| name == *key)) {
         let place = Place { path: join(&place.path, key), origin: entry.origin };
         report.add(&place, Situation::UnknownKey { suggestion: Suggestion::for_name(key, known()) });

@@ -246,6 +246,9 @@ impl Comparison {
             }
             Conclusion::NotYet => {
                 let open = self.findings.iter().filter(|finding| finding.conclusion == Some(Conclusion::NotYet));
+                if self.findings.iter().all(|finding| finding.used == 0) {
+                    return format!("not yet known whether {arm} differs from {control}: no requests took part yet");
+                }
                 let parts: Vec<String> = open.map(Finding::progress).collect();
                 format!("not yet known whether {arm} differs from {control}: {}", list(parts))
             }

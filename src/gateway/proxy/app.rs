@@ -46,7 +46,7 @@ const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
 
 /// Responses that the gateway generates itself, besides refusals.
 pub trait LocalRoutes: std::fmt::Debug + Send + Sync {
-    /// Whether at least one backend of every pool could take a request.
+    /// Whether a pool has a backend that could take a request.
     fn ready(&self) -> bool;
 
     /// The body of `/v1/models` for the client with this key; `None` where no key is required.

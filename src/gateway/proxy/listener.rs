@@ -78,7 +78,7 @@ fn probe_clients(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
 
 /// A socket that could not be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}: {source}")]
+#[error("cannot listen on {address}: {source}; end what listens there, or give another address")]
 pub struct ListenError {
     /// The address.
     pub address: SocketAddr,

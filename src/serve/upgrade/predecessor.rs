@@ -4,6 +4,7 @@
 //! closes the connection, and the claims are void.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -192,7 +193,10 @@ impl Predecessor {
         }
         self.gateways.store(0, Relaxed);
         // The kernel closes the connection, whether the process has ended in order or was killed.
-        tracing::info!(pid = self.pid, reason = %ended, "the gateway before this one has ended");
+        match ended.kind() {
+            ErrorKind::UnexpectedEof => tracing::info!(pid = self.pid, "the gateway before this one has ended"),
+            _ => tracing::info!(pid = self.pid, reason = %ended, "the gateway before this one has ended"),
+        }
     }
 
     /// Claims; `None` if the process has ended.

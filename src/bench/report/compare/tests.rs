@@ -36,6 +36,28 @@ fn compared(a: &RunResult, b: &RunResult) -> Comparison {
 }
 
 #[test]
+fn what_prefix_caches_kept_of_the_first_run_is_named() {
+    let with = |seed: u64, flags: &[&str], cached: Option<u64>| {
+        let mut run = run(1, 50, 1.0);
+        run.config.version = "0.1.0".to_owned();
+        run.config.seed = seed;
+        run.config.arguments = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        run.requests.iter_mut().for_each(|record| record.cached_tokens = cached);
+        run
+    };
+    let said =
+        |a: &RunResult, b: &RunResult| compared(a, b).notes.into_iter().find(|note| note.contains("prefix caches"));
+    let same = said(&with(1, &[], None), &with(1, &[], None)).unwrap();
+    assert!(same.starts_with("both runs sent the same prompts to the same servers"), "{same}");
+    assert_eq!(said(&with(1, &[], None), &with(2, &[], None)), None);
+    let emptied = with(1, &["--reset-prefix-cache"], None);
+    assert_eq!(said(&emptied, &emptied), None);
+    let known = said(&with(1, &[], Some(0)), &with(1, &[], Some(90))).unwrap();
+    assert_eq!(known, "0 % of the prompt tokens were in prefix caches in A and 90 % in B");
+    assert_eq!(said(&with(1, &[], Some(0)), &with(1, &[], Some(0))), None);
+}
+
+#[test]
 fn two_equal_runs_are_rarely_called_different() {
     let mut different = 0;
     for seed in 0..30 {

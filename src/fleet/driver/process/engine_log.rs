@@ -232,7 +232,7 @@ impl EngineLog {
             None => kept.saturating_sub(most),
         };
         let lines: Vec<String> = state.lines.iter().skip(skipped).take(most).cloned().collect();
-        LogLines { next: oldest + (skipped + lines.len()) as u64, lines }
+        LogLines { next: oldest + (skipped + lines.len()) as u64, lines, note: None }
     }
 
     /// How far the start is.
@@ -278,7 +278,7 @@ mod tests {
         write(&mut log.begin().unwrap(), 0, 5);
         let last = log.lines(None, 2);
         assert_eq!((last.lines, last.next), (vec!["line 3".to_owned(), "line 4".to_owned()], 5));
-        assert_eq!(log.lines(Some(5), 9), LogLines { lines: vec![], next: 5 });
+        assert_eq!(log.lines(Some(5), 9), LogLines { next: 5, ..LogLines::default() });
         write(&mut log.begin().unwrap(), 5, 8);
         let next = log.lines(Some(5), 2);
         assert_eq!((next.lines, next.next), (vec!["line 5".to_owned(), "line 6".to_owned()], 7));

@@ -46,6 +46,8 @@ fn values_of_the_wrong_type_are_named() {
     one(&["pool.short.slots=many"], "pool[0].slots", "expected a whole number");
     one(&["pool.short.slots=-1"], "pool[0].slots", "found the number -1");
     one(&["pool.short.queue=5"], "pool[0].queue", "expected a table");
+    let advice = "expected a table with keys of min, max, found the text \"..5k\"";
+    one(&["pool.short.prompt_tokens=..5k"], "pool[0].prompt_tokens", advice);
     one(&["pool.short.spill=long"], "pool[0].spill", "expected a list");
     one(&["pool.short.spill=[5]"], "pool[0].spill[0]", "expected a text");
     one(&["server.listen=8080"], "server.listen", "expected a text");
@@ -374,7 +376,7 @@ fn a_misspelt_range_or_model_list_of_a_pool_is_one_problem() {
 #[test]
 fn a_file_that_is_missing_or_not_toml_is_reported() {
     let problems = Config::load(std::path::Path::new("/no/such.toml"), &[]).unwrap_err();
-    assert!(problems.to_string().contains("cannot read /no/such.toml"), "{problems}");
+    assert!(problems.to_string().contains("/no/such.toml: cannot read the file: No such file"), "{problems}");
     let problems = read("[server\nlisten = 1\n").unwrap_err();
     assert!(problems.to_string().starts_with("error: test.toml:1:"), "{problems}");
 }

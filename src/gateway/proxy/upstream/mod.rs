@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use pingora::ErrorType;
 use pingora::connectors::TransportConnector;
 use pingora::protocols::Stream;
 use pingora::upstreams::peer::HttpPeer;
@@ -115,7 +116,7 @@ impl UpstreamConnector {
             return Ok(Connected { peer, stream, reused: true });
         }
         let stream = self.connector.new_stream(&*peer).await;
-        let mut stream = stream.map_err(|error| ExchangeError::Connect(error.to_string()))?;
+        let mut stream = stream.map_err(|error| ExchangeError::Connect(root_cause(&error)))?;
         if let Some(tls) = &to.tls {
             stream = self.secure(stream, tls).await?;
         }
@@ -133,6 +134,16 @@ impl UpstreamConnector {
 
     fn connect_timeout(&self) -> Duration {
         Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// What failed first, such as `Connection refused (os error 111)`; pingora repeats the address around it.
+fn root_cause(error: &pingora::Error) -> String {
+    let root = error.root_cause();
+    match root.downcast_ref::<pingora::Error>().map(|root| root.etype()) {
+        Some(ErrorType::ConnectTimedout) => "not established in time (timeouts.connect)".to_owned(),
+        Some(other) => other.as_str().to_owned(),
+        None => root.to_string(),
     }
 }
 
@@ -161,5 +172,24 @@ impl Upstream for UpstreamConnector {
         let pause = Duration::from_millis(self.send_timeout_ms.load(Ordering::Relaxed));
         exchange.write(to, request, pause).await?;
         Ok(exchange)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pingora::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_connection_shows_its_first_cause_once() {
+        let refused = std::io::Error::from_raw_os_error(111);
+        let inner = Error::because(ErrorType::ConnectRefused, "Fail to connect to 127.0.0.1:8000", refused);
+        let outer = Error::because(ErrorType::ConnectRefused, "Fail to connect to addr: 127.0.0.1:8000", inner);
+        assert_eq!(root_cause(&outer), "Connection refused (os error 111)");
+        assert_eq!(
+            root_cause(&Error::explain(ErrorType::ConnectTimedout, "timeout 1.5s")),
+            "not established in time (timeouts.connect)"
+        );
     }
 }
