@@ -4,7 +4,6 @@
 //! closes the connection, and the claims are void.
 
 use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -180,12 +179,12 @@ impl Predecessor {
             if let Some(conceded) = self.unsaid.take()
                 && let Err(error) = send(&mut self.stream, &conceded).await
             {
-                break error.to_string();
+                break Some(error.to_string());
             }
             match self.next_claims().await {
                 Ok(Some(claims)) => self.unsaid = Some(self.concede(claims, &admission)),
-                Ok(None) => break "end of the connection".to_owned(),
-                Err(error) => break error.to_string(),
+                Ok(None) => break None,
+                Err(error) => break Some(error.to_string()),
             }
         };
         for backend in &self.claimed {
@@ -193,9 +192,9 @@ impl Predecessor {
         }
         self.gateways.store(0, Relaxed);
         // The kernel closes the connection, whether the process has ended in order or was killed.
-        match ended.kind() {
-            ErrorKind::UnexpectedEof => tracing::info!(pid = self.pid, "the gateway before this one has ended"),
-            _ => tracing::info!(pid = self.pid, reason = %ended, "the gateway before this one has ended"),
+        match ended {
+            None => tracing::info!(pid = self.pid, "the gateway before this one has ended"),
+            Some(reason) => tracing::info!(pid = self.pid, reason, "the gateway before this one has ended"),
         }
     }
 
