@@ -55,6 +55,8 @@ pub struct BackendView {
     pub limits: BackendLimits,
     /// What is in use.
     pub used: CapacityUsage,
+    /// What copies use beside that: sequences, and prompt and output tokens.
+    pub copies: (u32, u64),
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
@@ -117,6 +119,7 @@ impl AdmissionState {
                     hangs: b.hangs,
                     limits: b.limits,
                     used: b.used,
+                    copies: (b.copies.sequences(), b.copies.tokens()),
                     seconds_per_token: b.seconds_per_token,
                     prefill_rate: b.prefill_rate.tokens_per_second(),
                     max_model_len: b.max_model_len,
