@@ -63,7 +63,7 @@ pub(crate) const SURGE: f64 = 4.6;
 pub(crate) const ABSENT: Duration = Duration::from_secs(10);
 /// How long each engine is watched after its restart with a promoted change.
 pub(crate) const WATCHED: Duration = Duration::from_secs(60);
-/// Without a look for so long, the gateway stood still, and nobody knows what happened meanwhile.
+/// Without a look for so long, the gateway stood still: what happened meanwhile is not known.
 pub(crate) const GAP: Duration = Duration::from_secs(60);
 /// How long a restart may wait for its turn.
 const BLOCKED: Duration = Duration::from_secs(900);
