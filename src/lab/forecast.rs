@@ -28,23 +28,30 @@ const LOSS_UNFINISHED: f64 = 3.0;
 pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
     let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
     let Some(now) = batches(&base, seed) else { return Answer::default() };
-    let other = |(flag, value): &(_, f64)| {
-        let mut lab = base.clone();
+    let with = |(flag, value): &(_, f64), lab: &Lab| {
+        let mut lab = lab.clone();
         for engine in lab.engines.iter_mut().filter(|engine| is_of(&base.config, &question.pool, &engine.backend)) {
             *engine = engine.with_flag(*flag, *value).ok()?;
         }
-        batches(&lab, seed).map(|found| beside(&now, &found))
+        Some(lab)
     };
-    let absence = || {
-        let base = replay(lab, latest(&question.requests, question.absent))?;
-        let [now, less] = [&base, &one_less(&base, &question.pool)?].map(|lab| batches(lab, seed));
-        let now = now?;
-        Some((beside(&now, &less?).loss - beside(&now, &now).loss).max(0.0))
+    let forecast = |candidate| Some(beside(&now, &batches(&with(candidate, &base)?, seed)?));
+    let candidates: Vec<Option<Forecast>> = question.candidates.iter().map(forecast).collect();
+    let known = (0..).zip(&candidates).filter_map(|(at, found)| Some((at, found.as_ref()?.loss)));
+    // The last one of equals, as the tuner chooses.
+    let best = known.max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
+    let short = replay(lab, latest(&question.requests, question.absent));
+    let before = short.as_ref().and_then(|lab| batches(lab, seed));
+    let absence = |candidate: Option<&(_, f64)>| {
+        let (before, less) = (before.as_ref()?, one_less(short.as_ref()?, &question.pool)?);
+        let less = candidate.map_or(Some(less.clone()), |candidate| with(candidate, &less))?;
+        Some((beside(before, &batches(&less, seed)?).loss - beside(before, before).loss).max(0.0))
     };
     Answer {
         now: Some(beside(&now, &now)),
-        absence: absence(),
-        candidates: question.candidates.iter().map(other).collect(),
+        absence: absence(None),
+        absence_with: best.and_then(|at| Some((at, absence(question.candidates.get(at))?))),
+        candidates,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::setup::{EngineChange, EngineSetup, Lab, PlantedFault};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::TunerMode;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
-use sluice_online::{EngineFlag, EngineState, Event, Observer, Order, Restarted, Tuner, TunerReport};
+use sluice_online::{EngineFlag, EngineState, Event, Load, Observer, Order, Restarted, Tuner, TunerReport};
 
 /// What a restart takes from the last request to readiness: an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
@@ -124,6 +124,8 @@ impl LabTuner {
                 }
             }
         }
+        let ids = around.backends.iter().map(|(backend, _)| *backend);
+        admission.set_trials(&ids.zip(self.tuner.trials(&engines)).collect::<Vec<_>>());
         self.events.extend(self.tuner.take_events());
         changed
     }
@@ -146,6 +148,8 @@ impl LabTuner {
                 flags: setup.can_change().then(|| setup.flags()),
                 serves: backend.in_rotation(),
                 waiting: pool.queue_length,
+                used: Load::new(backend.used.slots, backend.used.tokens),
+                copies: Load::new(backend.copies.0, backend.copies.1),
             }
         };
         of_pool.zip(around.backends).map(state).collect()

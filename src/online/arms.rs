@@ -41,6 +41,8 @@ pub struct ArmCounts {
     pub failed: u64,
     /// When the last one ended that did not fail.
     pub served: Option<Duration>,
+    /// When the latest of those arrived.
+    pub begun: Option<Duration>,
 }
 
 /// The second arm beside the first.
@@ -83,7 +85,9 @@ impl Arms {
         counts.requests += 1;
         counts.missed += u64::from(loss > 0.0);
         counts.failed += u64::from(failed);
-        counts.served = if failed { counts.served } else { counts.served.max(Some(ended)) };
+        if !failed {
+            (counts.served, counts.begun) = (counts.served.max(Some(ended)), counts.begun.max(Some(at)));
+        }
     }
 
     /// Both arms since the beginning.

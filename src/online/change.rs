@@ -7,13 +7,16 @@
 //!                                        `--> all that were changed restart as before
 //! ```
 //!
-//! While it gets copies, no client sees a response of the canary: an engine that crashes, hangs or fails under the
-//! load costs no request. Then all engines serve those that waited meanwhile: with a backlog on one side only, the other
-//! would seem to be better. While it is compared, the gateway draws for each request which of the two engines serves it.
+//! From its restart until it has served its copies, the canary serves no request, not even those that wait when it starts: an
+//! engine that crashes, hangs or fails under the load costs none. Afterwards requests load it, and every other engine that
+//! is changed, at most as much as the copies did ([`EngineChange::proved`]), until the change has ended. All engines first
+//! serve those that waited meanwhile: with a backlog on one side only, the other would seem to be better. While it is compared, the
+//! gateway draws for each request which of the two engines serves it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::flags::EngineFlag;
+use crate::proof::Load;
 use sluice_core::base::PoolId;
 use sluice_gateway::config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
 
@@ -75,6 +78,9 @@ pub struct EngineChange {
     pub changed: Vec<String>,
     /// What it is doing.
     pub stage: Stage,
+    /// What the canary has sustained of copies.
+    #[serde(default)]
+    pub proved: Load,
 }
 
 impl EngineChange {
@@ -98,6 +104,15 @@ impl EngineChange {
         match self.stage {
             Stage::Return => self.changed.last(),
             _ => self.backends.iter().find(|backend| !self.changed.contains(backend)),
+        }
+    }
+
+    /// How much requests may load an engine of the pool; `None`: the tuner does not bound it.
+    pub fn bound(&self, backend: &str) -> Option<Load> {
+        let is_changed = self.changed.iter().any(|changed| changed == backend);
+        match self.stage {
+            Stage::Canary | Stage::Copies => (is_changed && backend == self.canary()).then(Load::default),
+            _ => is_changed.then_some(self.proved),
         }
     }
 
@@ -180,6 +195,7 @@ mod tests {
                 crowded: false,
                 changed: Vec::new(),
                 stage: Stage::Copies,
+                proved: Load::default(),
             };
             let [control, canary] = change.experiment(&config).unwrap().arms.try_into().unwrap();
             assert_eq!((control.weight, canary.weight), (100.0, 0.0));

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::engines::EngineFacts;
+use sluice_core::vllm::metrics::SCHEDULER;
 
 /// Samples that a diagnosis needs of an engine.
 const SAMPLES: usize = 6;
@@ -100,7 +101,7 @@ fn percent(share: f64) -> String {
 
 fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, String, String)> {
     if facts.missing > MOST {
-        let evidence = "its metrics page is missing or has none of vLLM's names".to_owned();
+        let evidence = format!("its metrics page is missing or lacks one of vLLM's names: {}", SCHEDULER.join(", "));
         return Some((Reading::NoMetrics, evidence, String::new()));
     }
     if facts.samples < SAMPLES {

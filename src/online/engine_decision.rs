@@ -11,6 +11,7 @@ use crate::engine_tuner::{ASK_INTERVAL, ASSUMED, COPIES, Closed, DWELL, EngineTu
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Question};
+use crate::proof::Load;
 
 /// Without a forecast: the loss from which engines that have no room are restarted, too.
 const GROSS_LOSS: f64 = 0.5;
@@ -130,14 +131,23 @@ impl EngineTuner {
         let first = self.numbers as usize % backends.len().max(1);
         backends.rotate_left(first);
         let count = backends.len() as f64;
-        let extra = answer.absence.unwrap_or(1.0 / count);
         let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
-        let cost = extra * (self.lasts.as_secs_f64() * count + COPIES.0.as_secs_f64());
+        let is_it = |(at, _): &(usize, f64)| question.candidates.get(*at) == Some(&(flag, to));
+        let absence = answer.absence.unwrap_or(1.0 / count);
+        let changed = answer.absence_with.filter(is_it).map_or(absence, |(_, absence)| absence);
+        let cost = self.cost(count, absence, changed);
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
         self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
         if !matters || !pays {
-            self.belief += if matters { ": less than restarts cost" } else { ": too little" };
+            self.belief += &match matters {
+                true => format!(
+                    ": less than restarts cost, unless this load stays for {:.1} h; expected are {:.1} h",
+                    PAYS * cost / certain / 3_600.0,
+                    dwell.as_secs_f64() / 3_600.0
+                ),
+                false => ": too little".to_owned(),
+            };
             self.proposal = None;
             return;
         }
@@ -153,12 +163,23 @@ impl EngineTuner {
             crowded: forecast.is_some() || need.score.loss >= GROSS_LOSS,
             changed: Vec::new(),
             stage: Stage::Canary,
+            proved: Load::default(),
         };
         if look.acting == Acting::Acts && self.may_begin(look, &change) {
             self.begin(look, change);
         } else {
             self.propose(look.now, change);
         }
+    }
+
+    /// What a change of `count` engines costs, in losses of a request times seconds. `absence`: by how much the mean loss rises while
+    /// one engine is gone; `changed`: the same if the others have the change. The canary is gone for as long as it restarts
+    /// and gets copies. When the others restart one by one, one more of those that serve has the change each time.
+    fn cost(&self, count: f64, absence: f64, changed: f64) -> f64 {
+        let lasts = self.lasts.as_secs_f64();
+        let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };
+        let others = absence + (changed - absence) * share;
+        absence * (lasts + COPIES.0.as_secs_f64()) + others * lasts * (count - 1.0)
     }
 
     /// The change with the largest certain gain.

@@ -9,6 +9,7 @@ use crate::arms::Arms;
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::Question;
+use crate::proof::Load;
 use crate::window::Score;
 
 /// What it may do, from the configuration.
@@ -39,6 +40,10 @@ pub struct EngineState {
     pub serves: bool,
     /// Requests that wait in the queue of its pool.
     pub waiting: usize,
+    /// What requests use of it.
+    pub used: Load,
+    /// What copies of requests use of it beside that.
+    pub copies: Load,
 }
 
 /// Pools that miss their objectives, as their controller sees it.

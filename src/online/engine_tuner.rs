@@ -9,7 +9,8 @@
 //! A change begins if the gain that is certain ([`Trust`]) is at least [`GAIN`] of the loss and, over the time for which the load
 //! is expected to stay as it is, more than [`PAYS`] times what the restarts cost. That time is as long as the load has been as it
 //! is (Lindy's law: without knowledge, half of a lifetime is over), within [`DWELL`]. It is promoted if the canary's loss is
-//! lower by at least that much with [`CONFIDENCE`]; a tie keeps what was. Two failures in a row freeze the tuner.
+//! lower by at least that much with [`CONFIDENCE`]; a tie keeps what was. Two failures in a row freeze the tuner. How much
+//! requests may load an engine with a change: [`EngineTuner::trials`].
 //!
 //! Pure: the caller simulates, restarts, and reports what came of it.
 
@@ -23,6 +24,7 @@ use crate::engine_look::{EngineRules, EngineState, Look, Order, Restarted};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::flags::EngineFlag;
 use crate::forecast::{Question, Trust};
+use crate::proof::Proof;
 use crate::report::{EngineTuningReport, ProposalReport};
 
 /// Between two simulations.
@@ -61,6 +63,8 @@ pub(crate) const SURGE: f64 = 4.6;
 pub(crate) const ABSENT: Duration = Duration::from_secs(10);
 /// How long each engine is watched after its restart with a promoted change.
 pub(crate) const WATCHED: Duration = Duration::from_secs(60);
+/// Without a look for so long, the gateway stood still: what happened meanwhile is not known.
+pub(crate) const GAP: Duration = Duration::from_secs(60);
 /// How long a restart may wait for its turn.
 const BLOCKED: Duration = Duration::from_secs(900);
 /// Between two attempts at a restart that waits.
@@ -137,6 +141,14 @@ pub struct EngineTuner {
     before: ((f64, f64), f64),
     /// Requests that waited in the queue of its pool when the change began.
     pub(crate) waited: usize,
+    /// What copies have shown that the canary sustains.
+    pub(crate) proof: Proof,
+    /// Since when requests wait because engines of the change may not be loaded more.
+    pub(crate) held_up: Option<Duration>,
+    /// How often the canary has got copies again.
+    pub(crate) copied: u32,
+    /// When it looked last.
+    looked: Option<Duration>,
     pub(crate) belief: String,
     pub(crate) events: Vec<Event>,
 }
@@ -161,6 +173,10 @@ impl EngineTuner {
             spent: 0.0,
             before: Default::default(),
             waited: 0,
+            proof: Proof::default(),
+            held_up: None,
+            copied: 0,
+            looked: None,
             belief: "nothing was observed yet".to_owned(),
             events: Vec::new(),
         }
@@ -261,10 +277,16 @@ impl EngineTuner {
     pub fn step(&mut self, look: &Look<'_>) -> Vec<Order> {
         let mut orders = Vec::new();
         let now = look.now;
-        if let Some(why) = self.interference(look) {
+        let looked = self.looked.replace(now).unwrap_or(now);
+        let jumped = (now < looked).then(|| "the clock went backwards".to_owned());
+        let gap =
+            (now > looked + GAP).then(|| format!("the gateway stood still for {:.0} s", (now - looked).as_secs_f64()));
+        let interference = self.interference(look);
+        if let Some(why) = interference.or_else(|| jumped.or(gap).filter(|_| self.is_changing())) {
             self.note(now, EventKind::StoodBack, why);
             self.take_back(now, &mut orders);
         }
+        self.raise_bound(look);
         match self.state.clone() {
             State::Watching(from) if now >= from => self.watch(look, &mut orders),
             State::Simulating(since) if now >= since + ASK_INTERVAL => self.state = State::Watching(now),
@@ -278,11 +300,15 @@ impl EngineTuner {
     /// Drops the change under way, because something else changed.
     pub fn stand_back(&mut self, why: &str, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
-        if self.change.as_ref().is_some_and(|change| change.stage != Stage::Return) {
+        if self.is_changing() {
             self.note(now, EventKind::StoodBack, why.to_owned());
             self.take_back(now, &mut orders);
         }
         orders
+    }
+
+    fn is_changing(&self) -> bool {
+        self.change.as_ref().is_some_and(|change| change.stage != Stage::Return)
     }
 
     /// Why the change under way must be dropped: another hand changed an engine, or it may no longer act.
@@ -356,6 +382,7 @@ impl EngineTuner {
         let own = look.engines.iter().filter(|engine| engine.pool == change.pool);
         self.waited = own.map(|engine| engine.waiting).max().unwrap_or_default();
         self.proposal = None;
+        (self.proof, self.held_up, self.copied) = Default::default();
         self.change = Some(change);
         self.note(look.now, EventKind::Tried, self.belief.clone());
         self.restart_next(look.now);

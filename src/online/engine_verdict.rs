@@ -7,20 +7,47 @@ use std::time::Duration;
 
 use crate::arms::ArmDifference;
 use crate::change::{EngineChange, Stage};
-use crate::engine_look::{Look, Order};
+use crate::engine_look::{EngineState, Look, Order};
 use crate::engine_tuner::{
     ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, Closed,
     EngineTuner, FAILURES, GAIN, GAIN_MIN, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
 };
 use crate::event::{Event, EventKind};
 use crate::forecast::Realised;
+use crate::proof::Load;
+use sluice_gateway::pool::TrialBound;
 
 /// A canary that has served no copy for this long may hang.
 const SILENT: Duration = Duration::from_secs(15);
+/// A canary that has served a copy within this time serves.
+const FRESH: Duration = Duration::from_secs(2);
+/// Requests that wait for so long because the canary may not be loaded more end a comparison.
+const HELD_UP: Duration = Duration::from_secs(30);
+/// How often a canary gets copies.
+const COPIED: u32 = 3;
+/// While a change is promoted, they let its engines be loaded more after this time, again and again.
+const RAMP: Duration = Duration::from_secs(5);
 /// The difference that is found soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
 
 impl EngineTuner {
+    /// What requests may use of each of these engines; `None`: what its limits allow.
+    pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
+        let trial = |load: Load| TrialBound { slots: load.sequences, tokens: load.tokens };
+        engines.iter().map(|engine| self.bound(engine, engines).map(trial)).collect()
+    }
+
+    /// How much requests may load an engine; `None`: as its limits allow.
+    pub(crate) fn bound(&self, engine: &EngineState, engines: &[EngineState]) -> Option<Load> {
+        let change = self.change.as_ref().filter(|change| change.pool == engine.pool)?;
+        let bound = change.bound(&engine.backend)?;
+        // Better an engine that was not tried than none.
+        let serves =
+            |other: &EngineState| other.pool == change.pool && other.serves && !change.changed.contains(&other.backend);
+        let is_last = change.stage == Stage::Return && !engines.iter().any(serves);
+        (!is_last).then_some(bound)
+    }
+
     pub(crate) fn measure(
         &mut self,
         look: &Look<'_>,
@@ -45,6 +72,9 @@ impl EngineTuner {
         if self.overspent(look) {
             return self.give_up(look.now, "changes have used up their part of the error budget", orders);
         }
+        if change.stage == Stage::Compared && self.is_held_up(look, &change) {
+            return self.copy_again(look, orders);
+        }
         match change.stage {
             Stage::Copies => self.look_at_copies(look, since, orders),
             Stage::Recovery => self.recover(look, &change, since, orders),
@@ -60,21 +90,71 @@ impl EngineTuner {
             let why = format!("{} of {} copies of requests failed on it", canary.failed, canary.requests);
             return self.fail(look.now, &why, None, orders);
         }
+        let Some(change) = &mut self.change else { return };
+        let is_canary = |engine: &&EngineState| engine.pool == change.pool && engine.backend == change.canary();
+        let copies = look.engines.iter().find(is_canary).map(|engine| engine.copies).unwrap_or_default();
+        self.proof.look(look.now, copies, &canary);
+        change.proved = self.proof.proved();
         let lasted = look.now.saturating_sub(since);
-        // None, where the gateway has room for requests only.
-        let enough = canary.requests == 0 || canary.requests - canary.failed >= COPIES_SERVED;
-        let is_silent = canary.served.is_some_and(|at| look.now > at + SILENT);
-        if is_silent && lasted >= COPIES.1 {
-            return self.fail(look.now, "it stopped serving copies of requests", None, orders);
+        let enough = canary.requests - canary.failed >= COPIES_SERVED;
+        let serves = |within: Duration| canary.served.is_some_and(|at| look.now <= at + within);
+        if lasted >= COPIES.1 && (!serves(SILENT) || change.proved.sequences == 0) {
+            let why = "it stopped serving copies of requests";
+            return match canary.requests {
+                0 if copies == Load::default() => {
+                    self.give_up(look.now, "no request could be copied to try it", orders)
+                }
+                _ => self.fail(look.now, why, None, orders),
+            };
         }
-        if lasted >= COPIES.1 || (lasted >= COPIES.0 && enough && !is_silent) {
-            if let Some(change) = &mut self.change {
-                change.stage = Stage::Recovery;
-            }
-            self.note(look.now, EventKind::Compared, format!("{} copies of requests were served", canary.requests));
+        if lasted >= COPIES.1 || (lasted >= COPIES.0 && enough && change.proved.sequences > 0 && serves(FRESH)) {
+            change.stage = Stage::Recovery;
+            let Load { sequences, tokens } = change.proved;
+            let shown = format!(
+                "{} copies of requests were served, {sequences} of {tokens} tokens at once",
+                canary.requests - canary.failed
+            );
+            self.note(look.now, EventKind::Compared, shown);
             self.state = State::Measuring { since: look.now, absent: None };
             orders.push(Order::Experiment);
         }
+    }
+
+    /// Whether requests have waited for a while because engines of the change may not be loaded more.
+    fn is_held_up(&mut self, look: &Look<'_>, change: &EngineChange) -> bool {
+        let own = || look.engines.iter().filter(|engine| engine.pool == change.pool && engine.serves);
+        let mut changed = own().filter(|engine| change.changed.contains(&engine.backend)).peekable();
+        let is_full = changed.peek().is_some() && changed.all(|engine| engine.used.reaches(change.proved));
+        let waits = own().any(|engine| engine.waiting > self.waited.max(change.backends.len()));
+        let since = self.held_up.get_or_insert(look.now);
+        let is_long = look.now >= *since + if change.stage == Stage::Promotion { RAMP } else { HELD_UP };
+        if !(is_full && waits) || is_long {
+            self.held_up = None;
+        }
+        is_full && waits && is_long
+    }
+
+    /// Where requests wait for engines of a change that was promoted, these may be loaded more, step by step.
+    pub(crate) fn raise_bound(&mut self, look: &Look<'_>) {
+        let promoted = self.change.clone().filter(|change| change.stage == Stage::Promotion);
+        if promoted.is_some_and(|change| self.is_held_up(look, &change))
+            && let Some(change) = &mut self.change
+        {
+            change.proved = change.proved.more();
+        }
+    }
+
+    /// The load has become more than the canary has shown that it sustains.
+    fn copy_again(&mut self, look: &Look<'_>, orders: &mut Vec<Order>) {
+        self.copied += 1;
+        if self.copied >= COPIED {
+            return self.give_up(look.now, "requests wait for it, because it was not tried under so much load", orders);
+        }
+        if let Some(change) = &mut self.change {
+            change.stage = Stage::Copies;
+        }
+        self.state = State::Measuring { since: look.now, absent: None };
+        orders.push(Order::Experiment);
     }
 
     fn recover(&mut self, look: &Look<'_>, change: &EngineChange, since: Duration, orders: &mut Vec<Order>) {

@@ -1,7 +1,7 @@
 //! What engines show of themselves on their metrics pages, over the last minutes.
 //!
-//! Counters that go backwards mean that the engine was restarted: what was seen before is forgotten. A page that is missing or has
-//! none of the names is noted as such. Bounds: [`SPAN`] and [`SAMPLES_MAX`] samples of an engine.
+//! Counters that go backwards mean that the engine was restarted: what was seen before is forgotten. A page that is missing or lacks
+//! one of the names is noted as such. Bounds: [`SPAN`] and [`SAMPLES_MAX`] samples of an engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -34,9 +34,11 @@ pub struct EngineSample {
     pub adapters: Option<(u64, usize)>,
 }
 
-impl From<&MetricsSnapshot> for EngineSample {
-    fn from(page: &MetricsSnapshot) -> Self {
-        Self {
+impl EngineSample {
+    /// What a page shows; `None` if it lacks what every page of vLLM has: a number that is not there is not 0.
+    pub fn of(page: &MetricsSnapshot) -> Option<Self> {
+        let is_whole = page.lacks().next().is_none();
+        is_whole.then(|| Self {
             running: page.running,
             waiting: page.waiting,
             kv_usage: page.kv_usage,
@@ -44,7 +46,7 @@ impl From<&MetricsSnapshot> for EngineSample {
             prompt_tokens: page.prompt_tokens,
             deferred: page.deferred,
             adapters: page.adapters.as_ref().map(|adapters| (adapters.slots, adapters.names.len())),
-        }
+        })
     }
 }
 
@@ -138,6 +140,7 @@ impl EngineWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_core::vllm::metrics::SCHEDULER;
 
     const STEP: Duration = Duration::from_secs(5);
 
@@ -160,6 +163,17 @@ mod tests {
         assert_eq!((facts.waiting * 3.0, facts.preemptions), (2.0, 12.0));
         assert_eq!(watch([None, None]), EngineFacts { missing: 1.0, ..EngineFacts::default() });
         assert_eq!(watch([]).missing, 1.0);
+    }
+
+    #[test]
+    fn a_page_without_one_of_the_names_is_no_sample() {
+        let page: String = SCHEDULER.iter().map(|name| format!("vllm:{name} 0.5\n")).collect();
+        let of = |page: &str| EngineSample::of(&MetricsSnapshot::parse(page));
+        assert_eq!(of(&page).map(|sample| sample.waiting), Some(0.5));
+        for name in SCHEDULER {
+            assert_eq!(of(&page.replace(name, "renamed")), None, "{name}");
+        }
+        assert_eq!(watch([of(&page.replace("num_", "count_")); 10]).missing, 1.0);
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub struct Answer {
     pub now: Option<Forecast>,
     /// By how much the mean loss would rise for the time of [`Question::absent`] with one engine less.
     pub absence: Option<f64>,
+    /// The same if the other engines have the candidate at this position, the last one with the smallest loss.
+    pub absence_with: Option<(usize, f64)>,
     /// With each candidate, in their order; `None`: vLLM would refuse it.
     pub candidates: Vec<Option<Forecast>>,
 }

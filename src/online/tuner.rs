@@ -22,7 +22,7 @@ use crate::limits::{Knob, Limits};
 use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
 use crate::window::Observer;
 use sluice_gateway::config::{Config, ModelScope, Pool, TunerMode};
-use sluice_gateway::pool::PoolView;
+use sluice_gateway::pool::{PoolView, TrialBound};
 
 /// How long after its arrival a request counts, where no objective says how long it may take.
 const HORIZON: Duration = Duration::from_secs(5);
@@ -200,6 +200,11 @@ impl Tuner {
     /// The change of engines that is under way.
     pub fn engine_change(&self) -> Option<&EngineChange> {
         self.engines.change()
+    }
+
+    /// [`EngineTuner::trials`], to be put in force with the orders of [`step_engines`](Self::step_engines).
+    pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
+        self.engines.trials(engines)
     }
 
     /// Lets the observer follow an experiment that begins, and completes questions.

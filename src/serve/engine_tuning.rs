@@ -18,7 +18,7 @@ use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
 use crate::online::change::EXPERIMENT;
 use crate::online::forecast::{Answer, Question};
-use crate::online::{EngineFlag, EngineState, Flags, Order, Restarted};
+use crate::online::{EngineFlag, EngineState, Flags, Load, Order, Restarted};
 use crate::pool::PoolView;
 
 /// Between two looks at a restart.
@@ -74,6 +74,8 @@ impl App {
                     backend: backend.name.to_string(),
                     flags: engine.zip(configured).map(|(engine, configured)| self.flags_of(engine, configured)),
                     waiting: pool.queue_length,
+                    used: Load::new(backend.used.slots, backend.used.tokens),
+                    copies: Load::new(backend.copies.0, backend.copies.1),
                     serves: backend.in_rotation() && engine.is_none_or(|engine| engine.step == SERVES),
                 });
             }

@@ -78,7 +78,7 @@ impl App {
         }
         while let Some(page) = pages.join_next().await {
             let Ok((pool, backend, page)) = page else { continue };
-            let sample = page.as_ref().map(EngineSample::from);
+            let sample = page.as_ref().and_then(EngineSample::of);
             let now = self.tuning.started.elapsed();
             self.tuning.tuner.lock().note_engine(&pool, &backend, sample, now);
         }
@@ -99,6 +99,8 @@ impl App {
             let hindered = tuner.hinder(self.compares_pools().then_some(COMPARES), observer, now);
             let changed = tuner.step(&view, observer, now) || hindered;
             let orders = tuner.step_engines(&engines, waits, observer, now);
+            let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
+            self.admission.set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
             (changed || orders.contains(&Order::Experiment), orders, tuner.take_events())
         };
         // A restart is written down before it is begun.

@@ -6,6 +6,7 @@
 //! cargo bench -p sluice-lab --bench engines -- planted config/lab/tuner/engines/faults.toml --seeds 100
 //! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/changes.toml
 //! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/day.toml --repeat 7
+//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/stays.toml --repeat 7
 //! cargo bench -p sluice-lab --bench engines -- calibration config/lab/tuner/engines/{chat,changes}.toml --seeds 5
 //! ```
 
@@ -127,7 +128,8 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
 fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
     let now = Forecast { loss: 0.2, error: 0.0, attainment: 0.8 };
     let half = Forecast { loss: 0.05, error: 0.0, attainment: 0.95 };
-    Answer { now: Some(now), absence: Some(0.0), candidates: vec![Some(half); question.candidates.len()] }
+    let candidates = vec![Some(half); question.candidates.len()];
+    Answer { now: Some(now), absence: Some(0.0), candidates, ..Answer::default() }
 }
 
 /// What came of the changes of one run.

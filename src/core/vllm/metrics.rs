@@ -18,6 +18,15 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("time_per_output_token_seconds", "inter_token_latency_seconds"),
 ];
 
+/// Names of which every page of vLLM has samples, from its start on: what its scheduler shows of itself.
+pub const SCHEDULER: [&str; 5] = [
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prompt_tokens_total",
+    "num_preemptions_total",
+];
+
 /// What a page says, summed over engines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricsSnapshot {
@@ -54,6 +63,8 @@ pub struct MetricsSnapshot {
     /// Adapters with requests, where the engine serves adapters and has had a request for one.
     pub adapters: Option<AdaptersInUse>,
     progress: f64,
+    /// Which of [`SCHEDULER`] have samples.
+    shown: [bool; SCHEDULER.len()],
 }
 
 /// The latest sample of `lora_requests_info`. Its value is the time, and those of other moments stay on the page.
@@ -108,6 +119,9 @@ impl MetricsSnapshot {
 
     fn add(&mut self, name: &str, labels: &str, value: f64) {
         self.samples += 1;
+        if let Some(at) = SCHEDULER.iter().position(|known| *known == name) {
+            self.shown[at] = true;
+        }
         if moves_only_with_work(name) {
             self.progress += value;
         }
@@ -164,6 +178,11 @@ impl MetricsSnapshot {
         names.dedup();
         names.truncate(MAX_ADAPTERS);
         self.adapters = Some(AdaptersInUse { slots, names, at });
+    }
+
+    /// Those of [`SCHEDULER`] that the page lacks: a later vLLM may call them otherwise. Their values are 0.
+    pub fn lacks(&self) -> impl Iterator<Item = &'static str> {
+        SCHEDULER.into_iter().zip(self.shown).filter(|(_, shown)| !shown).map(|(name, _)| name)
     }
 
     /// A number that grows while the engine works and is constant while it does not: the sum of all `_total`, `_count` and
@@ -296,6 +315,20 @@ mod tests {
     fn a_page_of_something_else_has_no_samples() {
         assert_eq!(MetricsSnapshot::parse("<html>not found</html>").samples, 0);
         assert_eq!(MetricsSnapshot::parse("").samples, 0);
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_not_read_and_names_that_are_not_there_are_named() {
+        let page: String = SCHEDULER.iter().map(|name| format!("vllm:{name}{{engine=\"0\"}} 2\n")).collect();
+        let lacks = |page: &str| MetricsSnapshot::parse(page).lacks().collect::<Vec<_>>().join(" ");
+        assert_eq!(lacks(&page), "");
+        assert_eq!(lacks(&page.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")), "", "the name until 0.11");
+        let renamed = page.replace("num_requests_waiting", "requests_waiting");
+        assert_eq!(lacks(&renamed), "num_requests_waiting");
+        for none in ["NaN", "+Inf", "-1"] {
+            let page = page.replace("num_requests_running{engine=\"0\"} 2", &format!("num_requests_running {none}"));
+            assert_eq!((MetricsSnapshot::parse(&page).running, lacks(&page)), (0.0, "num_requests_running".to_owned()));
+        }
     }
 
     #[test]

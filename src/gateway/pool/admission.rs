@@ -36,6 +36,7 @@ use super::request::AdmissionRequest;
 use super::shared::SharedState;
 use super::spec::{Address, PoolLayout, PoolSpec};
 use super::state::AdmissionState;
+use super::trial::TrialBound;
 use super::view::PoolView;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{ShedReason, TooLarge};
@@ -217,6 +218,22 @@ impl Admission {
             state.dispatch(backend, wakers);
             true
         })
+    }
+
+    /// Sets what requests may use of backends whose engines are on trial; `None`: all of their limits. Requests in flight are not
+    /// affected; copies on a backend that begins to take requests are cut.
+    pub fn set_trials(&self, trials: &[(BackendId, Option<TrialBound>)]) {
+        self.shared.update(|state, wakers| {
+            for (id, trial) in trials {
+                if state.backend(*id).is_none_or(|found| found.trial() == *trial) {
+                    continue;
+                }
+                if let Some(found) = state.backend_mut(*id) {
+                    found.set_trial(*trial);
+                    state.dispatch(*id, wakers);
+                }
+            }
+        });
     }
 
     /// Forgets the health and the speed of a backend whose engine was replaced by one that is ready. False if unknown.

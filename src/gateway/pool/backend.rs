@@ -22,6 +22,7 @@ use super::prefix::EngineCache;
 use super::running_copies::RunningCopies;
 use super::share::Share;
 use super::spec::{Address, BackendSpec};
+use super::trial::TrialBound;
 use sluice_core::base::{BackendId, PoolId};
 
 /// Below this a TPOT is a measurement error (several tokens in one event).
@@ -99,11 +100,13 @@ pub(super) struct BackendState {
     pub(super) weight: f64,
     /// Round robin: how much it is owed.
     pub(super) turn: f64,
-    /// The limits in force: those configured, under the ceiling.
+    /// The limits in force for requests: those configured, under the ceiling and the bound of a trial.
     pub(super) limits: BackendLimits,
     configured: BackendLimits,
     /// Limit of slots below the configured one.
     ceiling: Option<u32>,
+    /// What requests may use of it while its engine is on trial.
+    trial: Option<TrialBound>,
     pub(super) used: CapacityUsage,
     /// What other gateways use here; see `foreign.rs`.
     pub(super) foreign: Share,
@@ -152,6 +155,7 @@ impl BackendState {
             limits,
             configured: limits,
             ceiling: None,
+            trial: None,
             used: CapacityUsage::default(),
             foreign: Share::default(),
             share: None,
@@ -187,13 +191,39 @@ impl BackendState {
         self.cordon = known.cordon;
         self.ready_at = known.ready_at;
         self.ceiling = known.ceiling;
+        self.trial = known.trial;
     }
 
     /// Its configured limits.
     pub(super) fn set_limits(&mut self, limits: BackendLimits) {
         self.configured = limits;
-        let slots = self.ceiling.map_or(limits.slots, |ceiling| limits.slots.min(ceiling).max(1));
-        self.limits = BackendLimits { slots, ..limits };
+        self.limits = self.trial.map_or(self.limits_of_copies(), |trial| trial.below(self.limits_of_copies()));
+    }
+
+    /// The limits without the bound of a trial, which copies explore.
+    pub(super) fn limits_of_copies(&self) -> BackendLimits {
+        let slots = self.configured.slots;
+        let slots = self.ceiling.map_or(slots, |ceiling| slots.min(ceiling).max(1));
+        BackendLimits { slots, ..self.configured }
+    }
+
+    /// Bounds what requests may use of it. Copies end where requests begin: both together were never tried.
+    pub(super) fn set_trial(&mut self, trial: Option<TrialBound>) {
+        if self.trial.is_some_and(|known| known.is_closed()) && trial.is_none_or(|trial| !trial.is_closed()) {
+            self.copies.cut();
+        }
+        self.trial = trial;
+        self.set_limits(self.configured);
+    }
+
+    /// What requests may use of it while its engine is on trial.
+    pub(super) fn trial(&self) -> Option<TrialBound> {
+        self.trial
+    }
+
+    /// Whether it may take no request, only copies.
+    pub(super) fn is_for_copies_only(&self) -> bool {
+        self.trial.is_some_and(|trial| trial.is_closed())
     }
 
     /// Limits its slots below the configured limit.
@@ -299,7 +329,8 @@ impl BackendState {
     /// Whether `need` could be served here with the configured limits.
     pub(super) fn could_serve(&self, need: &Need) -> bool {
         let barred = self.limits.long_prefix.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);
-        self.is_worth_waiting_for() && !barred && self.configured.exceeded_by(need).is_none()
+        let fits = self.trial.is_none_or(|trial| trial.is_closed() || trial.fits_alone(need));
+        self.is_worth_waiting_for() && !barred && fits && self.configured.exceeded_by(need).is_none()
     }
 
     /// Whether there is room for `need` now.

@@ -3,7 +3,7 @@
 //! A copy counts in nothing that a request sees: not in the room of a backend, not in queues, drains and views. So no request
 //! waits, is shed or is placed in another pool because of a copy. In return:
 //!
-//! - a copy is admitted only where the policy of its pool places it, if it has room there at once beside all requests and all
+//! - a copy is admitted only where the policy of its pool places it, or on the engine on trial (`trial.rs`), if it has room there at once beside all requests and all
 //!   other copies, and while no request waits that may use that backend;
 //! - it is cut when a request takes its room, when a request that may use its backend has to wait, and when its backend leaves the
 //!   rotation.
@@ -19,7 +19,7 @@ use super::grant::Grant;
 use super::lease::Lease;
 use super::request::AdmissionRequest;
 use super::state::AdmissionState;
-use sluice_core::base::BackendId;
+use sluice_core::base::{BackendId, PoolId};
 
 impl Admission {
     /// Cuts all copies and admits no more: the gateway stops, and waits for requests only.
@@ -44,12 +44,15 @@ impl AdmissionState {
         if self.closed_to_copies || self.is_removed(home) || request.layout != self.layout {
             return None;
         }
-        let backend = self.pick(home, request)?;
-        if self.is_waited_for(backend) {
-            return None;
-        }
+        let on_trial = self.on_trial(home, request);
+        let backend = on_trial.or_else(|| self.pick(home, request))?;
         let found = self.backend(backend)?;
-        if !found.copies.fit(&found.occupied(), &found.limits, &request.need) {
+        let (is_free, limits) = match on_trial {
+            // It was not tried with both.
+            Some(_) => (found.used.requests == 0, found.limits_of_copies()),
+            None => (!self.is_waited_for(backend), found.limits),
+        };
+        if !is_free || !found.copies.fit(&found.occupied(), &limits, &request.need) {
             return None;
         }
         let cached = self.expect_cached(home, backend, request)?;
@@ -65,6 +68,13 @@ impl AdmissionState {
         }
         let grant = self.grant_of(backend, (Allocation::default(), 0.0), request);
         Some((Grant { abort: cut, ..grant }, serial))
+    }
+
+    /// The backend of a pool that this copy may use and requests may not.
+    fn on_trial(&self, pool: PoolId, request: &AdmissionRequest) -> Option<BackendId> {
+        let is_on_trial =
+            |id: &BackendId| self.backend(*id).is_some_and(|found| found.is_for_copies_only() && found.in_rotation());
+        self.members(pool).iter().copied().find(|id| is_on_trial(id) && self.allows(request, *id))
     }
 
     /// Whether a request waits that may use this backend. In most queues the first one may.
@@ -88,7 +98,9 @@ impl AdmissionState {
     pub(super) fn cut_copies(&mut self, request: &AdmissionRequest) {
         for backend in std::mem::take(&mut self.with_copies) {
             match self.backend(backend) {
-                Some(_) if self.allows(request, backend) => self.cut_copies_on(backend),
+                Some(found) if !found.is_for_copies_only() && self.allows(request, backend) => {
+                    self.cut_copies_on(backend);
+                }
                 Some(found) if found.copies.len() > 0 => self.with_copies.push(backend),
                 _ => {}
             }

@@ -7,7 +7,7 @@
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
 //! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, `foreign.rs` what other gateways use, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 pub mod capacity;
@@ -25,6 +25,7 @@ mod prefix;
 mod engine_load;
 mod running_copies;
 mod share;
+mod trial;
 mod backend;
 mod grant;
 mod room;
@@ -58,4 +59,5 @@ pub use queue::QueueOrder;
 pub use request::AdmissionRequest;
 pub use share::Share;
 pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
+pub use trial::TrialBound;
 pub use view::{BackendView, PoolView};

@@ -7,6 +7,7 @@ mod foreign;
 mod large;
 mod overtaking;
 mod prefixes;
+mod trial;
 mod wide;
 
 use std::future::Future;

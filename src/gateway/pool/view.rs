@@ -58,6 +58,8 @@ pub struct BackendView {
     pub used: CapacityUsage,
     /// What other gateways use, or may begin to use.
     pub foreign: Share,
+    /// What copies use beside that: sequences, and prompt and output tokens.
+    pub copies: (u32, u64),
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
@@ -121,6 +123,7 @@ impl AdmissionState {
                     limits: b.limits,
                     used: b.used,
                     foreign: b.foreign,
+                    copies: (b.copies.sequences(), b.copies.tokens()),
                     seconds_per_token: b.seconds_per_token,
                     prefill_rate: b.prefill_rate.tokens_per_second(),
                     max_model_len: b.max_model_len,

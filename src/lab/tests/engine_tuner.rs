@@ -2,8 +2,10 @@
 //! brings are taken back, and no request is lost.
 
 use crate::setup::{Plant, PlantedFault};
+use std::sync::Arc;
+
 use crate::{Lab, LabFile, LabRun, Scenario, run};
-use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
+use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Limits, Question};
 
 /// `load`: chats and documents per second; `bound`: of TTFT, and again for each 1,000 prompt tokens, in ms.
 fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) -> Lab {
@@ -45,7 +47,7 @@ fn engines_with_too_few_sequences_get_more_one_after_the_other() {
 fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
     let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
     let candidates = vec![Some(of(0.01)); question.candidates.len()];
-    Answer { now: Some(of(1.0)), absence: Some(0.0), candidates }
+    Answer { now: Some(of(1.0)), absence: Some(0.0), candidates, ..Answer::default() }
 }
 
 #[test]
@@ -65,5 +67,23 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
         );
         assert_eq!(lost(&run), 0, "{fault:?}");
         assert!(run.tuner.unwrap().engines.doing.contains("watching"), "{fault:?}");
+    }
+}
+
+#[test]
+fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_them() {
+    for fault in [PlantedFault::CrashesAt(4), PlantedFault::HangsAt(4)] {
+        let mut lab = lab("{ max-num-seqs = 64 }", "[\"gpu-memory-utilization\"]", "12m", (5.0, 0.01), 5);
+        // One engine alone has too few slots, so that requests wait for the other. One by one, they have their first tokens
+        // before the last one arrives that is too much.
+        let config = Arc::make_mut(&mut lab.config);
+        let mut limits = Limits::of(config);
+        (limits.0[0].slots, limits.0[0].prefill_tokens) = (6, Some(600));
+        limits.put(config);
+        lab.forecaster = Some(promises);
+        lab.plants = vec![Plant { flag: EngineFlag::GpuMemoryUtilization, value: 0.87, fault }];
+        let run = run(&lab, 1).unwrap();
+        assert_eq!(kinds(&run), [EventKind::Tried, EventKind::Undone], "{fault:?}: {:#?}", run.tuning);
+        assert_eq!(lost(&run), 0, "{fault:?}: {:#?}", run.tuning);
     }
 }

@@ -9,6 +9,7 @@ use crate::engine_tuner::EngineTuner;
 use crate::event::{Acting, EventKind};
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Forecast, Question};
+use crate::proof::Load;
 use crate::window::Score;
 use sluice_core::base::Rng;
 
@@ -41,6 +42,17 @@ pub(super) struct Deployment {
     pub(super) answer_due: Option<Question>,
     pub(super) events: Vec<(EventKind, String)>,
     pub(super) begun: Vec<Duration>,
+    /// Requests in a second.
+    pub(super) rate: u32,
+    /// Copies that run at once on an engine that gets them; 0: none are sent.
+    pub(super) at_once: u32,
+    /// Whether the canary serves no copy any more.
+    pub(super) hangs: bool,
+    /// The loads that requests may put on each engine, where they are bounded.
+    pub(super) bounds: Vec<Option<u32>>,
+    /// What the absence of an engine costs, and if the others have the best change.
+    pub(super) absence: f64,
+    pub(super) absence_with: Option<f64>,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -65,6 +77,7 @@ impl Deployment {
             flags: Some(Flags::from([(FLAG, BEFORE)])),
             serves: true,
             waiting: 0,
+            ..EngineState::default()
         };
         Self {
             tuner: EngineTuner::new(rules()),
@@ -84,6 +97,12 @@ impl Deployment {
             answer_due: None,
             events: Vec::new(),
             begun: Vec::new(),
+            rate: 10,
+            at_once: 20,
+            hangs: false,
+            bounds: Vec::new(),
+            absence: 0.1,
+            absence_with: None,
         }
     }
 
@@ -111,7 +130,7 @@ impl Deployment {
         self.tuner.report().why
     }
 
-    /// Ten requests; each goes to an engine that serves.
+    /// The requests of a second; each goes to an engine that serves.
     fn serve(&mut self) {
         let arm_of = |engine: usize| {
             let change = self.tuner.change()?;
@@ -120,15 +139,27 @@ impl Deployment {
             matches!(change.stage, Stage::Copies | Stage::Compared).then_some(1 - arm)
         };
         let serving: Vec<usize> = (0..self.engines.len()).filter(|engine| self.engines[*engine].serves).collect();
-        for _ in 0..10 {
+        let rate = if serving.is_empty() { 0 } else { self.rate };
+        for _ in 0..rate {
             let engine = serving[self.rng.below(serving.len())];
             let (misses, fails) = (self.fares)(self.value(engine));
             let missed = self.rng.unit() < misses;
             let failed = self.rng.unit() < fails;
-            if let Some(arm) = arm_of(engine) {
+            let copied = self.stage() == Some(Stage::Copies) && (self.hangs || self.at_once == 0);
+            if let Some(arm) = arm_of(engine).filter(|arm| !(copied && *arm == 1)) {
                 self.arms.add(arm, (self.now, self.now), f64::from(u8::from(missed || failed)), failed);
             }
             self.totals = (self.totals.0 + 1.0, self.totals.1 + f64::from(u8::from(missed || failed)));
+        }
+    }
+
+    /// What copies use of the canary.
+    fn load(&mut self) {
+        let canary = self.tuner.change().filter(|change| change.stage == Stage::Copies);
+        let canary = canary.map(|change| change.canary().to_owned());
+        for engine in &mut self.engines {
+            let copies = if canary.as_ref() == Some(&engine.backend) { self.at_once } else { 0 };
+            engine.copies = Load::new(copies, u64::from(copies) * 100);
         }
     }
 
@@ -166,6 +197,7 @@ impl Deployment {
         self.now += SECOND;
         self.serve();
         let needs = [self.need()];
+        self.load();
         let mut orders = Vec::new();
         if let Some((_, engine, value)) = self.under_way.take_if(|(end, ..)| self.now >= *end) {
             let outcome = (self.restarts)(value);
@@ -190,9 +222,14 @@ impl Deployment {
             let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
             let now = Some(of((self.forecast)(question.flags[&FLAG])));
             let candidates = question.candidates.iter().map(|(_, to)| Some(of((self.forecast)(*to)))).collect();
-            self.tuner.answered(&Answer { now, absence: Some(0.1), candidates }, &look);
+            let losses = || question.candidates.iter().map(|(_, to)| (self.forecast)(*to)).enumerate();
+            let best = losses().max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
+            let absence_with = best.zip(self.absence_with);
+            self.tuner.answered(&Answer { now, absence: Some(self.absence), absence_with, candidates }, &look);
         }
         orders.extend(self.tuner.step(&look));
+        let bound = |engine| self.tuner.bound(engine, &self.engines).map(|load| load.sequences);
+        self.bounds = self.engines.iter().map(bound).collect();
         self.events.extend(self.tuner.take_events().into_iter().map(|event| (event.kind, event.why)));
         for order in orders {
             match order {

@@ -1,13 +1,14 @@
 //! The slow layer against a model of a pool: what it changes, when it stops, and that engines end as they were or all alike.
 
+mod bounds;
 mod deployment;
 
 use std::time::Duration;
 
 use crate::arms::Arms;
 use crate::change::Stage;
-use crate::engine_look::{EngineRules, Look, Need, Restarted};
-use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, EngineTuner, SavedEngines};
+use crate::engine_look::{EngineRules, Look, Need, Order, Restarted};
+use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, COMPARED, EngineTuner, GAP, SavedEngines};
 use crate::event::{Acting, EventKind};
 use crate::window::Score;
 use sluice_core::base::Rng;
@@ -169,6 +170,80 @@ fn a_reason_to_stand_back_ends_a_change() {
 }
 
 #[test]
+fn a_clock_that_jumps_a_new_configuration_and_another_engine_that_leaves_end_a_change_at_every_stage() {
+    type Disturb = fn(&mut Deployment);
+    let disturbances: [(&str, Disturb); 4] = [
+        ("the clock went backwards", |pool| pool.now -= Duration::from_secs(7)),
+        ("the gateway stood still for", |pool| pool.now += 2 * GAP),
+        ("the configuration has changed", |pool| {
+            let orders = pool.tuner.stand_back("the configuration has changed", pool.now);
+            assert_eq!(orders, [Order::Experiment]);
+        }),
+        ("left rotation, which was not changed", |pool| {
+            let canary = pool.tuner.change().unwrap().canary().to_owned();
+            pool.engines.iter_mut().filter(|engine| engine.backend != canary).for_each(|engine| engine.serves = false);
+        }),
+    ];
+    for (why, disturb) in disturbances {
+        for stage in [Stage::Copies, Stage::Recovery, Stage::Compared] {
+            let mut pool = Deployment::new(2, helps);
+            while pool.stage() != Some(stage) {
+                if stage == Stage::Recovery && pool.stage().is_some() {
+                    pool.engines[0].waiting = 100;
+                }
+                pool.second();
+            }
+            pool.run(2);
+            disturb(&mut pool);
+            pool.run(ABSENT.as_secs() + 2);
+            assert_eq!(pool.stage(), Some(Stage::Return), "{stage:?}: {why}");
+            pool.engines.iter_mut().for_each(|engine| engine.waiting = 0);
+            let said = &pool.events.last().unwrap();
+            assert_eq!((said.0, said.1.contains(why)), (EventKind::StoodBack, true), "{stage:?}: {said:?}, not {why}");
+            pool.fares = |_| (0.0, 0.0);
+            pool.run(2 * RESTART.as_secs());
+            assert_eq!((pool.stage(), pool.values()), (None, vec![BEFORE; 2]), "{stage:?}: {why}");
+            assert_eq!(pool.tuner.failures, 0, "it is not the change's fault: {why}");
+        }
+    }
+}
+
+#[test]
+fn without_requests_a_change_is_taken_back() {
+    for stage in [Stage::Copies, Stage::Compared] {
+        let mut pool = Deployment::new(2, helps);
+        pool.run_until(Some(stage));
+        (pool.rate, pool.at_once) = (0, 0);
+        pool.arms = Arms::new(pool.now);
+        pool.run(COMPARED.as_secs() + 300);
+        assert_eq!((pool.stage(), pool.values()), (None, vec![BEFORE; 2]), "{stage:?}: {:?}", pool.events);
+        assert_eq!((pool.kinds().last(), pool.tuner.failures), (Some(&EventKind::Undone), 0), "{stage:?}");
+    }
+}
+
+#[test]
+fn a_simulation_without_numbers_is_no_reason_for_a_change() {
+    for none in [f64::NAN, f64::INFINITY] {
+        let mut pool = Deployment::new(2, |_| (0.5, 0.0));
+        // Of the settings in force, and of every other.
+        for unknown in [true, false] {
+            pool.forecast = match (unknown, none.is_nan()) {
+                (true, true) => |value| if value == BEFORE { f64::NAN } else { 0.0 },
+                (true, false) => |value| if value == BEFORE { f64::INFINITY } else { f64::NAN },
+                (false, true) => |value| if value == BEFORE { 0.5 } else { f64::NAN },
+                (false, false) => |value| if value == BEFORE { 0.5 } else { f64::NEG_INFINITY },
+            };
+            pool.run(2 * ASK_INTERVAL.as_secs());
+            assert!(pool.begun.is_empty(), "{none}, {unknown}: {}", pool.belief());
+        }
+        let mut pool = Deployment::new(2, helps);
+        pool.absence = none;
+        pool.run(2 * ASK_INTERVAL.as_secs());
+        assert!(pool.begun.is_empty(), "{}", pool.belief());
+    }
+}
+
+#[test]
 fn it_waits_for_its_window_and_its_hour() {
     let mut pool = Deployment::new(2, helps);
     pool.waits = Some("until 22:00");
@@ -223,6 +298,18 @@ fn a_gain_must_pay_for_the_restarts() {
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("no change"), "{}", pool.belief());
     assert!(pool.tuner.proposal().is_none());
+}
+
+#[test]
+fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
+    // 0.195 of 0.45 is certain. In two hours that is three times 2.7 in 173 s: in 150 s, and not in 210 s.
+    for (absence_with, begins) in [(None, false), (Some(2.7), false), (Some(0.0), true)] {
+        let mut pool = Deployment::new(2, helps);
+        pool.tuner.lasts = RESTART;
+        (pool.absence, pool.absence_with) = (2.7, absence_with);
+        pool.run(2 * ASK_INTERVAL.as_secs());
+        assert_eq!(!pool.begun.is_empty(), begins, "{absence_with:?}: {}", pool.belief());
+    }
 }
 
 #[test]

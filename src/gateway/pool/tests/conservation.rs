@@ -35,6 +35,10 @@ enum Move {
         backend: usize,
         slots: Option<u32>,
     },
+    Trial {
+        backend: usize,
+        bound: Option<(u32, u64)>,
+    },
     Cordon {
         backend: usize,
         cordon: Cordon,
@@ -67,6 +71,8 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => (0..4usize, any::<bool>()).prop_map(|(backend, on)| Move::Drain { backend, on }),
         1 => (0..4usize, any::<bool>()).prop_map(|(backend, hung)| Move::Fail { backend, hung }),
         1 => (0..4usize, proptest::option::of(1..4u32)).prop_map(|(backend, slots)| Move::Ceiling { backend, slots }),
+        1 => (0..4usize, proptest::option::of((0..4u32, 0..5_000u64)))
+            .prop_map(|(backend, bound)| Move::Trial { backend, bound }),
         1 => (0..4usize, cordons()).prop_map(|(backend, cordon)| Move::Cordon { backend, cordon }),
         1 => (0..4usize, proptest::option::of(100..5_000u64))
             .prop_map(|(backend, tokens)| Move::ContextLimit { backend, tokens }),
@@ -177,6 +183,10 @@ proptest! {
                 }
                 Move::Ceiling { backend, slots } => {
                     fixture.admission.set_ceiling(BackendId::new(backend), slots);
+                }
+                Move::Trial { backend, bound } => {
+                    let bound = bound.map(|(slots, tokens)| TrialBound { slots, tokens });
+                    fixture.admission.set_trials(&[(BackendId::new(backend), bound)]);
                 }
                 Move::Cordon { backend, cordon } => {
                     fixture.admission.set_cordon(BackendId::new(backend), cordon);

@@ -1,0 +1,140 @@
+//! What an engine with a change has shown that it sustains, with copies of requests: an engine that fails above some load shall fail
+//! with copies.
+//!
+//! A load counts if it was there at a look, and if a copy that began after that was served before any failed: an engine that
+//! has crashed or hangs under a load serves none. Sequences and tokens are looked at apart, because different faults depend on
+//! them.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::arms::ArmCounts;
+
+/// What runs on one engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Sequences.
+    pub sequences: u32,
+    /// Their prompt and output tokens.
+    pub tokens: u64,
+}
+
+impl Load {
+    /// What leases or copies hold.
+    pub fn new(sequences: u32, tokens: u64) -> Self {
+        Self { sequences, tokens }
+    }
+
+    fn each(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        let sequences = of(self.sequences.into(), other.sequences.into());
+        Self { sequences: u32::try_from(sequences).unwrap_or(u32::MAX), tokens: of(self.tokens, other.tokens) }
+    }
+
+    /// Whether either of both is used up under this bound.
+    pub(crate) fn reaches(self, bound: Self) -> bool {
+        self.sequences >= bound.sequences || self.tokens >= bound.tokens
+    }
+
+    /// An eighth more of both.
+    pub(crate) fn more(self) -> Self {
+        self.each(self, |one, _| one.saturating_add(one.div_ceil(8)))
+    }
+}
+
+/// See the header of this file.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Proof {
+    /// A load, since when it was there, and a later, larger one.
+    waits: Option<(Load, Duration)>,
+    next: Option<(Load, Duration)>,
+    proved: Load,
+    /// Copies that had failed.
+    failed: u64,
+}
+
+impl Proof {
+    /// Looks at the copies that run, and at those that have ended.
+    pub(crate) fn look(&mut self, now: Duration, copies: Load, ended: &ArmCounts) {
+        if std::mem::replace(&mut self.failed, ended.failed) < ended.failed {
+            // What ran beside it counts only if it is seen again.
+            *self = Self { proved: self.proved, failed: self.failed, ..Self::default() };
+        }
+        let begun = ended.begun;
+        if let Some((load, _)) = self.waits.take_if(|(_, since)| begun.is_some_and(|begun| begun > *since)) {
+            self.proved = self.proved.each(load, u64::max);
+            self.waits = self.next.take();
+        }
+        let slot = if self.waits.is_none() { &mut self.waits } else { &mut self.next };
+        let known = slot.map_or(self.proved, |(load, _)| load);
+        let larger = known.each(copies, u64::max);
+        if larger != known {
+            *slot = Some((larger, now));
+        }
+    }
+
+    /// The largest load so far.
+    pub(crate) fn proved(&self) -> Load {
+        self.proved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(sequences: u32) -> Load {
+        Load { sequences, tokens: u64::from(sequences) * 100 }
+    }
+
+    fn served(begun: u64) -> ArmCounts {
+        ArmCounts { begun: Some(Duration::from_secs(begun)), ..ArmCounts::default() }
+    }
+
+    #[test]
+    fn a_load_is_proved_when_a_copy_that_began_under_it_was_served() {
+        let (mut proof, second) = (Proof::default(), Duration::from_secs);
+        proof.look(second(1), load(9), &ArmCounts::default());
+        proof.look(second(2), load(5), &ArmCounts::default());
+        assert_eq!(proof.proved(), Load::default(), "nothing was served");
+        proof.look(second(3), load(7), &served(1));
+        assert_eq!(proof.proved(), Load::default(), "it began before");
+        proof.look(second(4), load(7), &served(2));
+        assert_eq!(proof.proved(), load(9));
+        // It hangs: copies gather, none is served.
+        for at in 5..60 {
+            proof.look(second(at), load(7 + at as u32), &served(3));
+        }
+        assert_eq!(proof.proved(), load(9));
+        (60..63).for_each(|at| proof.look(second(at), load(0), &served(60)));
+        assert_eq!(proof.proved(), load(66), "the largest of them in the end");
+    }
+
+    #[test]
+    fn a_load_beside_which_a_copy_failed_is_not_proved() {
+        let (mut proof, second) = (Proof::default(), Duration::from_secs);
+        for at in 1..5 {
+            proof.look(second(at), load(3), &served(at - 1));
+        }
+        proof.look(second(5), load(9), &served(4));
+        proof.look(second(6), load(9), &served(4));
+        for at in 7..20 {
+            proof.look(second(at), load(2), &ArmCounts { failed: 1, ..served(at - 1) });
+        }
+        assert_eq!(proof.proved(), load(3));
+    }
+
+    #[test]
+    fn sequences_and_tokens_are_proved_apart() {
+        let (mut proof, second) = (Proof::default(), Duration::from_secs);
+        for (at, copies) in [(1, (9, 10)), (2, (9, 10)), (3, (2, 500)), (4, (2, 500)), (5, (0, 0)), (6, (0, 0))] {
+            let (sequences, tokens) = copies;
+            proof.look(second(at), Load { sequences, tokens }, &served(at));
+        }
+        let proved = proof.proved();
+        assert_eq!((proved.sequences, proved.tokens), (9, 500));
+        assert!(Load { sequences: 9, tokens: 0 }.reaches(proved) && Load { sequences: 0, tokens: 500 }.reaches(proved));
+        assert!(!Load { sequences: 8, tokens: 499 }.reaches(proved));
+        assert_eq!(proved.more(), Load { sequences: 11, tokens: 563 });
+    }
+}
