@@ -198,6 +198,10 @@ impl Predecessor {
 
     fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
         self.gateways.store(claims.gateways, Relaxed);
+        if claims.in_ledger && admission.is_divided() {
+            // The ledger counts what it uses, and divides the limits between the two.
+            return Conceded { shares: vec![None; claims.claims.len()] };
+        }
         let places = places(&claims.claims, &admission.view());
         let concede = |(place, claim): (&Option<BackendId>, &ClaimedBackend)| admission.concede((*place)?, claim.share);
         let shares = places.iter().zip(&claims.claims).map(concede).collect();

@@ -149,7 +149,7 @@ impl Running {
         drop(descriptors);
         let Ready {} = timeout(START_MAX, receive(visitor)).await??;
         let claims = self.app.admission.claim();
-        send(visitor, &message(&claims, self.draining.load(Relaxed))).await?;
+        send(visitor, &message(&claims, self.draining.load(Relaxed), &self.app.admission)).await?;
         let conceded = timeout(CONCEDED_MAX, receive(visitor)).await??;
         apply(&self.app.admission, &claims, &conceded);
         Ok(())
@@ -174,6 +174,9 @@ impl Running {
     /// The new gateway serves: accepts no more, and reports to it until this process ends.
     async fn leave_to(&mut self, successor: UnixStream) {
         self.app.flow.hand_over();
+        if let Some(cluster) = &self.cluster {
+            cluster.leave();
+        }
         tokio::join!(self.ending.hand_over(), self.admin_ending.hand_over());
         self.sockets.clear();
         let (admission, draining) = (Arc::clone(&self.app.admission), Arc::clone(&self.draining));
@@ -214,7 +217,7 @@ async fn report(
             continue;
         }
         let exchanged = async {
-            send(&mut successor, &message(&claims, draining.load(Relaxed))).await?;
+            send(&mut successor, &message(&claims, draining.load(Relaxed), admission)).await?;
             receive::<Conceded>(&mut successor).await
         };
         match exchanged.await {
@@ -238,7 +241,7 @@ fn own_all(admission: &Admission) {
     admission.set_shares(&shares);
 }
 
-fn message(claims: &[Claim], draining: u32) -> Claims {
+fn message(claims: &[Claim], draining: u32, admission: &Admission) -> Claims {
     let claimed = |claim: &Claim| ClaimedBackend {
         pool: claim.pool.to_string(),
         backend: claim.name.to_string(),
@@ -246,5 +249,6 @@ fn message(claims: &[Claim], draining: u32) -> Claims {
         draining: claim.draining,
         share: claim.share,
     };
-    Claims { gateways: draining + 1, claims: claims.iter().map(claimed).collect() }
+    let in_ledger = admission.is_divided();
+    Claims { gateways: draining + 1, in_ledger, claims: claims.iter().map(claimed).collect() }
 }
