@@ -292,7 +292,8 @@ impl<S: Store> Renewal<S> {
     fn ask_engines(&mut self, uses: &[BackendUse]) {
         let unexplained = &self.state.unexplained;
         let all = self.state.asked.is_none_or(|asked| asked.elapsed() >= self.timing.scrape);
-        if self.state.asking.is_some() || !(all || !unexplained.is_empty()) {
+        let is_due = all || !unexplained.is_empty();
+        if self.state.asking.is_some() || !is_due {
             return;
         }
         if all {
