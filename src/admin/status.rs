@@ -3,6 +3,7 @@
 //! Limits that are not set are absent. Times of day are RFC 3339 in UTC; the names of durations have their unit. Fields are
 //! only ever added. A field that an older gateway does not send has its default.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,35 @@ pub struct Status {
     /// The pods of the pools that have a kubernetes table.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kubernetes: Vec<PodsView>,
+    /// This gateway's part in the ledger of several gateways; absent without [cluster].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterStatus>,
+}
+
+/// This gateway's part in the ledger of several gateways.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterStatus {
+    /// The name of this gateway.
+    pub name: String,
+    /// Its identity in the ledger: the name, and a number that is new with every start.
+    pub id: String,
+    /// keep or strict.
+    pub mode: String,
+    /// Where the ledger is.
+    pub store: String,
+    /// joining, holding, keeping, stopped or standing_back.
+    pub standing: String,
+    /// `/ready` does not say 503 because of the ledger.
+    pub ready: bool,
+    /// Why it may use less than it could, or nothing, and what the store last failed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Time since the last confirmed renewal was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub renewed_seconds: Option<f64>,
+    /// The names of the gateways in the ledger, this one included.
+    pub gateways: Vec<String>,
 }
 
 /// The process and its configuration.
@@ -111,6 +141,10 @@ pub struct BackendStatus {
     pub prefill_tokens: Used,
     /// Long prompts in prefill, each with a permit.
     pub long_prefills: Used,
+    /// What this gateway may use by the ledger of several gateways, by unit (slots, tokens, prefill_tokens, permits); empty without
+    /// [cluster].
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub share: BTreeMap<String, u64>,
     /// Prompts over this many tokens need a permit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub long_threshold: Option<u64>,
@@ -166,7 +200,7 @@ impl Status {
                 })
                 .collect(),
         };
-        Self { about, pools: pools.iter().map(pool).collect(), kubernetes: Vec::new() }
+        Self { about, pools: pools.iter().map(pool).collect(), kubernetes: Vec::new(), cluster: None }
     }
 }
 
@@ -189,6 +223,7 @@ impl BackendStatus {
                 used: used.long_prefills.into(),
                 limit: limits.long_prefix.map(|long| long.slots.into()),
             },
+            share: backend.share_of_limits().into_iter().map(|(unit, share)| (unit.to_owned(), share)).collect(),
             long_threshold: limits.long_prefix.map(|long| long.threshold),
             tpot_ms: backend.seconds_per_token.map(|seconds| seconds * 1e3),
             prefill_tokens_per_second: backend.prefill_rate,

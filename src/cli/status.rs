@@ -16,7 +16,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use super::admin_command::{AdminPort, with_client};
 use super::backend_list::activity;
 use super::terminal::{stdout_width, wrapped};
-use crate::admin::status::{BackendStatus, PoolStatus, Status, Used};
+use crate::admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
 use crate::telemetry::Quantiles;
 
@@ -121,6 +121,10 @@ fn render(status: &Status, style: Style) -> String {
         text.push_str(&format!("the last reload ({}) failed:\n", last.time));
         last.lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
+    if let Some(cluster) = &status.cluster {
+        let line = cluster_line(cluster);
+        text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+    }
     text.push('\n');
     for pool in &status.pools {
         let line = format!("{}\n", headline(pool));
@@ -139,12 +143,46 @@ fn render(status: &Status, style: Style) -> String {
     }
     let backends = status.pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
     for (pool, backend) in backends {
+        if let Some(share) = share(backend) {
+            let line = format!("{}/{}: this gateway's share: {share}\n", pool.name, backend.name);
+            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+        }
         if let Some(reason) = why(backend) {
             let line = format!("{}/{}: {reason}\n", pool.name, backend.name);
             text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
         }
     }
     text
+}
+
+/// One line about the ledger of several gateways.
+fn cluster_line(cluster: &ClusterStatus) -> String {
+    let count = cluster.gateways.len();
+    let why = cluster.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    format!(
+        "cluster: {} is {} ({}), {count} gateway{} in the ledger: {}{why}\n",
+        cluster.name,
+        cluster.standing.replace('_', " "),
+        cluster.mode,
+        if count == 1 { "" } else { "s" },
+        cluster.gateways.join(", "),
+    )
+}
+
+/// What this gateway may use of a backend, where that is less than the limit.
+fn share(backend: &BackendStatus) -> Option<String> {
+    let limits = [
+        ("slots", "slots", backend.slots),
+        ("tokens", "tokens", backend.tokens),
+        ("prefill_tokens", "prefill tokens", backend.prefill_tokens),
+        ("permits", "permits", backend.long_prefills),
+    ];
+    let smaller = limits.into_iter().filter_map(|(unit, words, used)| {
+        let (share, limit) = (*backend.share.get(unit)?, used.limit?);
+        (share < limit).then(|| format!("{} of {} {words}", short(share), short(limit)))
+    });
+    let smaller: Vec<String> = smaller.collect();
+    (!smaller.is_empty()).then(|| smaller.join(", "))
 }
 
 /// Why a backend is not ready, or what its engine is doing.
@@ -309,12 +347,33 @@ mod tests {
             config: Some("sluice.toml".into()),
             ..About::default()
         };
-        Status { about, pools: vec![short], kubernetes: Vec::new() }
+        Status { about, pools: vec![short], kubernetes: Vec::new(), cluster: None }
     }
 
     #[test]
     fn the_table() {
         insta::assert_snapshot!(render(&status(), Style::default()));
+    }
+
+    #[test]
+    fn the_ledger_has_a_line_and_shares_below_the_limits_are_named() {
+        let mut status = status();
+        status.cluster = Some(ClusterStatus {
+            name: "gateway-1".into(),
+            mode: "strict".into(),
+            standing: "holding".into(),
+            gateways: vec!["gateway-1".into(), "gateway-2".into()],
+            ..ClusterStatus::default()
+        });
+        let share = [("slots", 20), ("tokens", 400_000), ("permits", 0)];
+        status.pools[0].backends[0].share = share.map(|(unit, share)| (unit.to_owned(), share)).into();
+        let text = render(&status, Style::default());
+        assert!(
+            text.contains("cluster: gateway-1 is holding (strict), 2 gateways in the ledger: gateway-1, gateway-2\n"),
+            "{text}"
+        );
+        assert!(text.contains("short/gpu0: this gateway's share: 20 of 64 slots, 0 of 1 permits\n"), "{text}");
+        assert!(!text.contains("short/gpu1: this gateway's share"), "{text}");
     }
 
     #[test]

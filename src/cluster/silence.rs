@@ -2,12 +2,13 @@
 //!
 //! A gateway may use its share for its lease, counted from when it sent its renewal. Another sees the renewal later than it was
 //! sent; so when it has seen the same beat for the lease, times [`DRIFT`] for clocks that run at different speeds, the owner's
-//! lease is over. [`TRANSIT`] is for requests that were admitted in time and are still on their way to the engine.
+//! lease is over. Time in which it did not look itself, such as while the store was gone, does not count: all of them come back at
+//! about the same time, and the first must not take back what the others are about to renew. [`TRANSIT`] is for requests that were admitted in time and are still on their way to the engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::ledger::{Entry, Ledger};
+use crate::ledger::{Entry, Ledger, is_gateway};
 
 /// Two clocks that are wrong by a tenth in opposite directions differ by 11 / 9; this is more.
 pub(crate) const DRIFT: (u32, u32) = (5, 4);
@@ -42,6 +43,8 @@ pub(crate) struct Silence {
     /// The object that they are of.
     begun: String,
     seen: BTreeMap<String, Seen>,
+    /// When it last looked.
+    looked: Option<Duration>,
 }
 
 impl Silence {
@@ -51,11 +54,18 @@ impl Silence {
         if is_other {
             *self = Self { begun: ledger.begun.clone(), ..Self::default() };
         }
+        let unseen = now.saturating_sub(self.looked.replace(now).unwrap_or(now));
         self.seen.retain(|id, _| ledger.gateways.contains_key(id));
         for (id, entry) in &ledger.gateways {
-            let seen = self.seen.entry(id.clone()).or_insert(Seen { beat: entry.beat, since: now, moved: false });
-            if seen.beat != entry.beat {
-                *seen = Seen { beat: entry.beat, since: now, moved: true };
+            match self.seen.get_mut(id) {
+                None => {
+                    self.seen.insert(id.clone(), Seen { beat: entry.beat, since: now, moved: false });
+                }
+                Some(seen) if seen.beat != entry.beat => *seen = Seen { beat: entry.beat, since: now, moved: true },
+                Some(seen) if is_gateway(id) && unseen > Duration::from_millis(entry.lease_ms) / 2 => {
+                    seen.since += unseen;
+                }
+                Some(_) => {}
             }
         }
         is_other
@@ -74,5 +84,29 @@ impl Silence {
     /// Whether its beat was seen to change: a process renews it.
     pub(crate) fn is_renewed(&self, id: &str) -> bool {
         self.seen.get(id).is_some_and(|seen| seen.moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_counted_while_one_looks_and_not_while_the_store_is_gone() {
+        let entry = Entry { beat: 1, lease_ms: 2_000, ..Entry::default() };
+        let mut ledger = Ledger::new("a".to_owned());
+        ledger.gateways.insert("g#1".to_owned(), entry.clone());
+        let ms = Duration::from_millis;
+        let over = |silence: &Silence, at| silence.is_over(ms(at), "g#1", &entry);
+        let mut silence = Silence::default();
+        for look in 0..=7 {
+            silence.observe(ms(look * 500), &ledger);
+        }
+        assert!(!over(&silence, 3_500) && over(&silence, 3_501));
+        let mut silence = Silence::default();
+        silence.observe(ms(0), &ledger);
+        silence.observe(ms(500), &ledger);
+        silence.observe(ms(60_500), &ledger);
+        assert!(!over(&silence, 60_500 + 3_000) && over(&silence, 60_500 + 3_001), "half a second of it had been seen");
     }
 }

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::cluster;
 use super::pods::Pods;
 use super::saved_experiments::Added;
 use super::tuning::Tuning;
@@ -61,6 +62,12 @@ pub enum StartError {
     /// An engine has no port.
     #[error(transparent)]
     Ports(#[from] PortsError),
+    /// A gateway that takes over got no share of the ledger.
+    #[error("this gateway got no share of the ledger ({why}); the running gateway goes on")]
+    NoShare {
+        /// Why.
+        why: String,
+    },
     /// The running gateway has not handed over.
     #[error(transparent)]
     Upgrade(#[from] UpgradeError),
@@ -91,6 +98,8 @@ pub struct App {
     pub(crate) tuning: Tuning,
     /// The pods that pools have now.
     pub(crate) pods: Pods,
+    /// Its part in the ledger of several gateways.
+    pub(crate) cluster: Option<Arc<cluster::View>>,
     /// Starts a round of probes now: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,
 }

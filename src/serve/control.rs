@@ -38,7 +38,7 @@ impl Control for App {
             last_reload: self.last_reload.lock().clone(),
         };
         let status = Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now);
-        Status { kubernetes: self.pods.views(), ..status }
+        Status { kubernetes: self.pods.views(), cluster: self.cluster.as_ref().map(|view| view.status()), ..status }
     }
 
     fn telemetry(&self) -> &Telemetry {

@@ -11,6 +11,7 @@
 //! An [`upgrade`] replaces the process without any of that: the sockets and the engines go to the next one.
 
 mod tuning;
+mod cluster;
 mod app;
 mod control;
 mod certificates;

@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::app::App;
+use super::cluster::Cluster;
 use super::engines;
 use super::upgrade::Port;
 use crate::config::OnExit;
@@ -46,6 +47,8 @@ pub struct Running {
     pub(super) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
     /// Follows the gateway that this one took over from, until that has ended.
     pub(super) predecessor: Option<JoinHandle<()>>,
+    /// Its part in the ledger of several gateways.
+    pub(super) cluster: Option<Cluster>,
     /// Gateways that drain and that this one counts, directly or through each other.
     pub(super) draining: Arc<AtomicU32>,
 }
@@ -105,6 +108,9 @@ impl Running {
     /// running requests ended within `server.drain_timeout`.
     pub async fn stop(mut self) -> bool {
         self.app.flow.close();
+        if let Some(cluster) = &self.cluster {
+            cluster.leave();
+        }
         self.sockets.clear();
         self.ending.stop();
         let orderly = (&mut self.serving).await.unwrap_or(false);
@@ -140,6 +146,9 @@ impl Running {
         self.stop_taking_back().await;
         if let Some(deciders) = self.deciders {
             deciders.end().await;
+        }
+        if let Some(cluster) = self.cluster {
+            cluster.end().await;
         }
         self.end.send_replace(true);
         self.admin_ending.stop();

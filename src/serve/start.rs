@@ -14,6 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
+use super::cluster::Cluster;
 use super::local::ModelList;
 use super::pods::Pods;
 use super::running::{Deciders, Running};
@@ -55,6 +56,9 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
+    // Before there is a backend: none gets a request without a share.
+    let cluster =
+        config.cluster.as_ref().map(|cluster| Cluster::join(cluster, &admission, seed(), predecessor.is_some()));
     let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     if engines::any(&config) {
@@ -97,6 +101,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         loading: parking_lot::Mutex::default(),
         tuning,
         pods: Pods::default(),
+        cluster: cluster.as_ref().map(Cluster::view),
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
@@ -109,16 +114,34 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
     let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
     tracing::debug!(complete = first.is_ok(), "first probe done");
-    if let Some(predecessor) = &mut predecessor {
-        let adopted = tokio::time::timeout(ADOPTION_MAX, adoption(&app, engines)).await;
-        tracing::debug!(complete = adopted.is_ok(), "engines adopted");
-        if let Err(error) = predecessor.confirm(&app.admission).await {
-            // The other gateway adopts the engines again.
-            app.fleet.abandon();
-            return Err(error.into());
+    if let Some(predecessor) = &mut predecessor
+        && let Err(error) = take_place(predecessor, &app, cluster.as_ref(), engines).await
+    {
+        // The other gateway adopts the engines again.
+        app.fleet.abandon();
+        if let Some(cluster) = cluster {
+            cluster.end().await;
         }
+        return Err(error);
     }
-    Ok(serve(app, prober, (listener, admin_socket), sockets, predecessor))
+    Ok(serve(app, prober, (listener, admin_socket), sockets, predecessor, cluster))
+}
+
+/// The gateway before this one claims what it uses, once this one has the engines, and a share of the ledger if there is one.
+async fn take_place(
+    predecessor: &mut Predecessor,
+    app: &App,
+    cluster: Option<&Cluster>,
+    engines: usize,
+) -> Result<(), StartError> {
+    let adopted = tokio::time::timeout(ADOPTION_MAX, adoption(app, engines)).await;
+    tracing::debug!(complete = adopted.is_ok(), "engines adopted");
+    if let Some(cluster) = cluster
+        && !cluster.has_share().await
+    {
+        return Err(StartError::NoShare { why: cluster.view().status().why.unwrap_or_default() });
+    }
+    Ok(predecessor.confirm(&app.admission).await?)
 }
 
 /// Begins to accept connections, and everything that goes on beside.
@@ -128,6 +151,7 @@ fn serve(
     (listener, admin_socket): (Listener, admin::Socket),
     sockets: Vec<(Port, SocketAddr, OwnedFd)>,
     predecessor: Option<Predecessor>,
+    cluster: Option<Cluster>,
 ) -> Running {
     let (client, admin) = (listener.address(), admin_socket.address());
     let (end, stop_tasks) = watch::channel(false);
@@ -165,6 +189,7 @@ fn serve(
         taking_back,
         sockets,
         predecessor,
+        cluster,
         draining,
     }
 }
@@ -218,6 +243,9 @@ fn show_on_metrics_page(app: &Arc<App>) {
     app.telemetry.show_tuner(view, app.tuning.observe());
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
+    if let Some(cluster) = app.cluster.clone() {
+        app.telemetry.show_cluster(move || cluster.metrics());
+    }
     app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
 }
 

@@ -45,6 +45,14 @@ state = "/var/lib/sluice"
 
 [log]
 format = "json"
+{{- if gt (int .Values.replicas) 1 }}
+
+# Several gateways hold one limit.
+[cluster]
+kubernetes = {}
+key = "{{ .Release.Name }}-ledger"
+mode = {{ .Values.clusterMode | quote }}
+{{- end }}
 {{- with .Values.config }}
 
 {{ . | trim }}

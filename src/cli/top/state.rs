@@ -166,7 +166,12 @@ pub(super) mod tests {
         let slow = RequestView { request_id: "req-1".into(), total_ms: 2_500.0, ..RequestView::default() };
         let requests = RequestLists { kept: 1, slowest: vec![slow], ..RequestLists::default() };
         Sample::of(
-            Status { about, pools: vec![pool("short", short), pool("long", long)], kubernetes: Vec::new() },
+            Status {
+                about,
+                pools: vec![pool("short", short), pool("long", long)],
+                kubernetes: Vec::new(),
+                cluster: None,
+            },
             &page,
             Ok(requests),
         )

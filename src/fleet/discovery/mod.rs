@@ -13,6 +13,8 @@ pub(crate) mod client;
 pub(crate) mod failure;
 mod members;
 #[cfg(feature = "kubernetes")]
+mod object;
+#[cfg(feature = "kubernetes")]
 pub(crate) mod read;
 #[cfg(feature = "kubernetes")]
 mod watch;
@@ -26,6 +28,8 @@ use crate::driver::EngineFailure;
 #[cfg(feature = "kubernetes")]
 pub use client::give_gate;
 pub use members::{Job, Members};
+#[cfg(feature = "kubernetes")]
+pub use object::{ObjectWritten, read_object, write_object};
 #[cfg(feature = "kubernetes")]
 pub use watch::follow;
 

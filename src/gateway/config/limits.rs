@@ -80,3 +80,6 @@ pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 const _: () = assert!(UPSTREAM_IDLE.as_secs() < 5, "the engine closes idle connections at 5 s");
+
+/// Members of etcd that a gateway knows.
+pub const MAX_STORE_ENDPOINTS: usize = 9;

@@ -6,6 +6,7 @@
 use super::admin::Admin;
 use super::auth::Auth;
 use super::backend::Backend;
+use super::cluster::Cluster;
 use super::experiment::Experiment;
 use super::fleet::Fleet;
 use super::limits;
@@ -48,6 +49,9 @@ table! {
         pub fleet: Fleet = table();
         /// The online tuner: moves limits by what live requests experience. It needs objectives ([slo]).
         pub tuner: Tuner = table();
+        /// Several gateways before the same engines: they divide the limits of each backend by a ledger, so that all of them
+        /// together stay within it. Absent: each gateway has the whole limits for itself.
+        pub cluster: Option<Cluster> = optional("none").needs_restart();
         /// One table per experiment: arms that serve the same requests in different ways and are compared.
         pub experiments as "experiment": Vec<Experiment> = tables(limits::MAX_EXPERIMENTS);
         /// Where one line per request goes. Absent: none is written.

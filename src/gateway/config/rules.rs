@@ -25,7 +25,7 @@ use sluice_core::base::{ModelId, Period};
 /// Applies every rule. Sets what depends on several keys: the objectives that pools inherit from `slo`, the TLS settings of
 /// backends, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
-    let Config { server, health, fleet, models, auth, pools, slo, access_log, records, tracing, .. } = config;
+    let Config { server, health, fleet, models, auth, pools, slo, access_log, records, tracing, cluster, .. } = config;
     if ["server.listen", "server.admin"].iter().all(|path| report.is_sound(path))
         && overlap(server.listen, server.admin)
     {
@@ -59,6 +59,9 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         connect_with_tls(pool, &path, report);
     }
     check_endpoints(pools, server, report);
+    if let Some(cluster) = cluster {
+        cluster.check(report);
+    }
     if let Some(tracing) = tracing {
         tracing.check(report);
     }

@@ -29,13 +29,15 @@ pub enum Topic {
     Experiments,
     /// The online tuner.
     Tuner,
+    /// Several gateways.
+    Cluster,
     /// Traces.
     Tracing,
 }
 
 impl Topic {
     /// Every topic, in the order in which a report names them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Syntax,
         Self::Values,
         Self::Names,
@@ -47,6 +49,7 @@ impl Topic {
         Self::Tls,
         Self::Experiments,
         Self::Tuner,
+        Self::Cluster,
         Self::Tracing,
     ];
 
@@ -64,6 +67,7 @@ impl Topic {
             Self::Tls => "config-tls",
             Self::Experiments => "config-experiments",
             Self::Tuner => "config-tuner",
+            Self::Cluster => "config-cluster",
             Self::Tracing => "config-tracing",
         }
     }

@@ -34,6 +34,9 @@ use sluice_core::meter::{Forward, Objectives};
 use sluice_core::openai::Route;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
+/// A client that takes longer to accept a chunk reads slower than the engine writes.
+const CLIENT_WAIT: Duration = Duration::from_millis(20);
+
 /// The request that a response belongs to, as far as the pump needs it.
 #[derive(Clone, Copy)]
 pub(super) struct ResponseContext<'a> {
@@ -163,8 +166,12 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                     if !forward.is_empty() && self.send(forward, last).await == Err(ClientGone) {
                         return self.client_gone(now);
                     }
+                    let sent = Instant::now();
+                    if sent.saturating_duration_since(now) > CLIENT_WAIT {
+                        self.lease.fell_behind();
+                    }
                     // Counted from now: the time that the client took to read is not the backend's silence.
-                    silence.set_limit(Instant::now() + self.context.idle);
+                    silence.set_limit(sent + self.context.idle);
                 }
                 PumpEvent::End => return self.end(now).await,
                 PumpEvent::ClientGone => return self.client_gone(now),
@@ -237,7 +244,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
         if self.context.prefilled.is_none_or(|prefilled| prefilled <= now) {
             self.prefilling = false;
-            self.lease.first_token();
+            if self.meter.is_stream() {
+                self.lease.first_token_seen();
+            } else {
+                self.lease.first_token();
+            }
         }
     }
 

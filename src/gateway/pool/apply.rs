@@ -98,6 +98,7 @@ impl AdmissionState {
         if let Some(known) = engine.max_by_key(|b| !b.removed) {
             backend.inherit(known);
         }
+        backend.ledger = self.is_divided.then(Default::default);
         match self.backends.iter().position(Option::is_none) {
             Some(index) => {
                 self.backends[index] = Some(backend);

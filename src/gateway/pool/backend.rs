@@ -20,6 +20,7 @@ use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
 use super::prefix::EngineCache;
 use super::running_copies::RunningCopies;
+use super::settled::Settled;
 use super::share::Share;
 use super::spec::{Address, BackendSpec};
 use super::trial::TrialBound;
@@ -67,6 +68,11 @@ impl Progress {
         ClientWait(self)
     }
 
+    /// Requests that wait for their client now.
+    pub(super) fn at_client(&self) -> u32 {
+        self.at_client.load(Ordering::Relaxed)
+    }
+
     fn last(&self) -> Instant {
         self.epoch + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
@@ -102,7 +108,7 @@ pub(super) struct BackendState {
     pub(super) turn: f64,
     /// The limits in force for requests: those configured, under the ceiling and the bound of a trial.
     pub(super) limits: BackendLimits,
-    configured: BackendLimits,
+    pub(super) configured: BackendLimits,
     /// Limit of slots below the configured one.
     ceiling: Option<u32>,
     /// What requests may use of it while its engine is on trial.
@@ -112,6 +118,10 @@ pub(super) struct BackendState {
     pub(super) foreign: Share,
     /// What this gateway may use here, where another one divides the limits.
     pub(super) share: Option<Share>,
+    /// What it may use here by the ledger of several gateways; see `divided.rs`.
+    pub(super) ledger: Option<Share>,
+    /// Requests that its engine has for sure.
+    pub(super) settled: Settled,
     /// Copies that run here; not in `used`.
     pub(super) copies: RunningCopies,
     pub(super) health: BackendHealth,
@@ -159,6 +169,8 @@ impl BackendState {
             used: CapacityUsage::default(),
             foreign: Share::default(),
             share: None,
+            ledger: None,
+            settled: Settled::default(),
             copies: RunningCopies::default(),
             health: BackendHealth::default(),
             fault_lines: FaultLines::default(),
@@ -303,7 +315,7 @@ impl BackendState {
 
     /// How long it has had requests in flight without sending a byte; `None` while no request waits for one.
     pub(super) fn silence(&mut self, now: Instant) -> Option<Duration> {
-        if self.used.requests <= self.progress.at_client.load(Ordering::Relaxed) {
+        if self.used.requests <= self.progress.at_client() {
             self.busy_since = None;
             return None;
         }

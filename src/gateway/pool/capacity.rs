@@ -17,6 +17,7 @@
 //! other is in prefill, because the engine computes a long prompt in pieces anyway.
 
 use super::adapters::AdapterId;
+use super::settled::Mark;
 use crate::config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
@@ -108,6 +109,8 @@ pub struct Allocation {
     cached_tokens: u64,
     permit: bool,
     prefilling: bool,
+    /// When its engine was seen to have it; see `settled.rs`.
+    pub(super) seen: Option<Mark>,
     pub(super) adapter: Option<AdapterId>,
 }
 
@@ -115,6 +118,11 @@ impl Allocation {
     /// Whether a prefill permit is among what was taken.
     pub fn permit(&self) -> bool {
         self.permit
+    }
+
+    /// Whether its first token was not seen yet.
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.prefilling
     }
 
     /// The expected tokens of the prompt in the engine's prefix cache.
@@ -175,6 +183,7 @@ impl CapacityUsage {
             cached_tokens: 0,
             permit: limits.is_long(need.prompt_tokens),
             prefilling: true,
+            seen: None,
             adapter: None,
         };
         self.requests += 1;

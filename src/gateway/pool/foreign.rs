@@ -76,14 +76,14 @@ impl BackendState {
     /// What this gateway and those that it counts may use: the limits, or its share of them.
     fn most(&self) -> Share {
         let limits = Share::of_limits(&self.limits);
-        self.share.map_or(limits, |share| share.min(limits))
+        [self.share, self.ledger].into_iter().flatten().fold(limits, Share::min)
     }
 
     /// What is in use from the point of view of a request that looks for room: by leases, and by other gateways.
     pub(super) fn occupied(&self) -> CapacityUsage {
-        let others = match self.share {
-            None => self.foreign,
-            Some(_) => self.foreign.plus(Share::of_limits(&self.limits).minus(self.most())),
+        let others = match (self.share, self.ledger) {
+            (None, None) => self.foreign,
+            _ => self.foreign.plus(Share::of_limits(&self.limits).minus(self.most())),
         };
         let mut all = self.used;
         all.slots = all.slots.saturating_add(others.slots);
@@ -123,7 +123,7 @@ impl AdmissionState {
     }
 }
 
-fn need_of(need: &Need, limits: &BackendLimits) -> Share {
+pub(super) fn need_of(need: &Need, limits: &BackendLimits) -> Share {
     Share {
         slots: need.slots,
         tokens: need.tokens(),

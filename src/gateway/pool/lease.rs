@@ -103,15 +103,31 @@ impl Lease {
         }
     }
 
-    /// The first token was seen: returns prefill tokens and the permit. Idempotent.
+    /// The prefill is over: returns prefill tokens and the permit. Idempotent.
     pub fn first_token(&mut self) {
+        self.end_prefill(false);
+    }
+
+    /// The same, because the first token of a stream was seen: so its engine has the request.
+    pub fn first_token_seen(&mut self) {
+        self.end_prefill(true);
+    }
+
+    /// The client has kept the response waiting: its end may be seen long after the engine has finished.
+    pub fn fell_behind(&mut self) {
+        if !self.released {
+            self.shared.fell_behind(self.grant.backend, &mut self.grant.allocation);
+        }
+    }
+
+    fn end_prefill(&mut self, seen: bool) {
         if let Some(serial) = self.copy {
             self.shared.end_prefill_of_copy(self.grant.backend, serial);
         }
         if self.released {
             return;
         }
-        let start = self.shared.end_prefill(self.grant.backend, &mut self.grant.allocation);
+        let start = self.shared.end_prefill(self.grant.backend, &mut self.grant.allocation, seen);
         self.decoding = self.decoding.or(start);
     }
 

@@ -7,9 +7,10 @@
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
 //! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
+mod settled;
 pub mod capacity;
 pub mod queue;
 pub mod spec;
@@ -42,6 +43,7 @@ pub mod lease;
 pub mod admission;
 mod copies;
 pub mod foreign;
+pub mod divided;
 
 #[cfg(test)]
 mod tests;
@@ -51,6 +53,7 @@ pub use admission::{Admission, AdmissionDecision};
 pub use backend::Cordon;
 pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
+pub use divided::{BackendUse, ShareEnd};
 pub use fault_report::FaultReport;
 pub use foreign::Claim;
 pub use health::{BackendFault, HealthRules, Phase, Verdict};

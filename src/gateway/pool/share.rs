@@ -3,6 +3,7 @@
 //! The same four amounts as in `capacity.rs`. Where there is no limit, the amount is [`UNLIMITED`], so that sums do not overflow.
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::capacity::{BackendLimits, CapacityUsage};
 
@@ -23,7 +24,19 @@ pub struct Share {
     pub permits: u32,
 }
 
+/// When shares end that are not renewed, and the clock by which they do.
+#[derive(Clone, Copy, Debug)]
+pub struct ShareEnd {
+    /// From then on nothing is admitted.
+    pub at: Instant,
+    /// The time.
+    pub clock: fn() -> Instant,
+}
+
 impl Share {
+    /// The amount of what has no limit.
+    pub const NO_LIMIT: u64 = UNLIMITED;
+
     /// More than any limit.
     pub const ALL: Self =
         Self { slots: UNLIMITED_SLOTS, tokens: UNLIMITED, prefill_tokens: UNLIMITED, permits: UNLIMITED_SLOTS };
@@ -62,6 +75,11 @@ impl Share {
 
     pub(super) fn minus(self, other: Self) -> Self {
         self.each(other, u32::saturating_sub, u64::saturating_sub)
+    }
+
+    /// Of each unit an even part, rounded up.
+    pub(super) fn divided_by(self, parts: u32) -> Self {
+        self.each(self, |amount, _| amount.div_ceil(parts), |amount, _| amount.div_ceil(parts.into()))
     }
 
     pub(super) fn min(self, other: Self) -> Self {

@@ -36,19 +36,32 @@ impl SharedState {
     /// Runs `change` under the lock and the wakers it collected after it.
     pub(super) fn update<T>(&self, change: impl FnOnce(&mut AdmissionState, &mut Wakers) -> T) -> T {
         let mut wakers = Wakers::new();
-        let result = change(&mut self.state.lock(), &mut wakers);
+        let mut state = self.state.lock();
+        state.end_shares();
+        let result = change(&mut state, &mut wakers);
+        drop(state);
         for waker in wakers {
             waker.wake();
         }
         result
     }
 
-    pub(super) fn end_prefill(&self, backend: BackendId, allocation: &mut Allocation) -> Option<DecodeStart> {
+    /// `seen`: the first token itself was seen, of a stream.
+    pub(super) fn end_prefill(
+        &self,
+        backend: BackendId,
+        allocation: &mut Allocation,
+        seen: bool,
+    ) -> Option<DecodeStart> {
         if *allocation == Allocation::default() {
             return None;
         }
         self.update(|state, wakers| {
-            let start = state.backend_mut(backend)?.end_prefill(allocation);
+            let found = state.backend_mut(backend)?;
+            if seen && allocation.is_prefilling() {
+                allocation.seen = Some(found.settled.begin());
+            }
+            let start = found.end_prefill(allocation);
             state.dispatch(backend, wakers);
             Some(start)
         })
@@ -58,6 +71,15 @@ impl SharedState {
     pub(super) fn charge(&self, backend: BackendId, allocation: &mut Allocation, prompt_tokens: u64) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
             found.used.charge(&found.limits, allocation, prompt_tokens);
+        }
+    }
+
+    /// The request has waited for its client: the end of its response may be seen late.
+    pub(super) fn fell_behind(&self, backend: BackendId, allocation: &mut Allocation) {
+        if allocation.seen.is_some()
+            && let Some(found) = self.state.lock().backend_mut(backend)
+        {
+            found.settled.end(allocation.seen.take());
         }
     }
 

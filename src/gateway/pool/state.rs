@@ -21,6 +21,7 @@ use super::prefix::PrefixTable;
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use super::request::AdmissionRequest;
 use super::room::Rooms;
+use super::share::ShareEnd;
 use super::spec::PoolRules;
 use crate::config::limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 use sluice_core::base::{BackendId, PoolId, Rng};
@@ -103,6 +104,10 @@ pub(super) struct AdmissionState {
     pub(super) with_copies: SmallVec<[BackendId; 4]>,
     /// No copies are admitted any more.
     pub(super) closed_to_copies: bool,
+    /// The limits are divided by a ledger: a backend without a share in it gets no requests.
+    pub(super) is_divided: bool,
+    /// When the shares of the ledger end.
+    pub(super) shares_end: Option<ShareEnd>,
 }
 
 impl AdmissionState {
@@ -122,6 +127,8 @@ impl AdmissionState {
             changed: Vec::new(),
             with_copies: SmallVec::new(),
             closed_to_copies: false,
+            is_divided: false,
+            shares_end: None,
         }
     }
 
@@ -334,6 +341,7 @@ impl AdmissionState {
         if let Some(adapter) = allocation.adapter {
             found.adapters.release(adapter);
         }
+        found.settled.end(allocation.seen);
         found.used.release(allocation);
         let (pool, gone) = (found.pool, found.removed && found.used.requests == 0);
         self.pools[pool.index()].drain.departed();

@@ -3,6 +3,7 @@
 mod conservation;
 mod copies;
 mod cordon;
+mod divided;
 mod foreign;
 mod large;
 mod overtaking;

@@ -60,6 +60,8 @@ pub struct BackendView {
     pub foreign: Share,
     /// What copies use beside that: sequences, and prompt and output tokens.
     pub copies: (u32, u64),
+    /// What may be used by the ledger of several gateways; `None`: there is none.
+    pub share: Option<Share>,
     /// Seconds per output token, as observed.
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
@@ -85,6 +87,19 @@ impl BackendView {
     pub fn in_rotation(&self) -> bool {
         let healthy = matches!(self.phase, Phase::Ready | Phase::Probation);
         healthy && self.cordon == Cordon::Open && !self.draining && !self.removed
+    }
+
+    /// What may be used by the ledger of several gateways, by the name of the unit, as far as units are limited. Empty without one.
+    pub fn share_of_limits(&self) -> Vec<(&'static str, u64)> {
+        let Some(share) = self.share else { return Vec::new() };
+        let limits = &self.limits;
+        let units = [
+            ("slots", Some(u64::from(share.slots))),
+            ("tokens", limits.tokens.map(|_| share.tokens)),
+            ("prefill_tokens", limits.prefill_tokens.map(|_| share.prefill_tokens)),
+            ("permits", limits.long_prefix.map(|_| u64::from(share.permits))),
+        ];
+        units.into_iter().filter_map(|(unit, share)| Some((unit, share?))).collect()
     }
 
     /// Every name [`BackendView::state`] can return.
@@ -124,6 +139,7 @@ impl AdmissionState {
                     used: b.used,
                     foreign: b.foreign,
                     copies: (b.copies.sequences(), b.copies.tokens()),
+                    share: b.ledger,
                     seconds_per_token: b.seconds_per_token,
                     prefill_rate: b.prefill_rate.tokens_per_second(),
                     max_model_len: b.max_model_len,

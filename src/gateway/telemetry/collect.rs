@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
+use super::cluster::{Cluster, ClusterMetrics};
 use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
 use super::exposition::{PoolViews, shown};
@@ -158,6 +159,11 @@ impl Telemetry {
         view: impl Fn() -> Vec<EngineMetrics> + Send + Sync + 'static,
     ) {
         series::register(&self.registry, Engines::new(phases, view));
+    }
+
+    /// Shows this gateway's part in the ledger of several gateways, which `view` reads, on the metrics page. Called at most once.
+    pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
+        series::register(&self.registry, Cluster::new(view));
     }
 
     /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record, also those of

@@ -189,6 +189,19 @@ families! {
         "1 while the online tuner makes no changes, whatever its mode";
     TUNER_PROPOSALS: "sluice_tuner_proposals" MetricKind::Gauge, &[],
         "Changes that the online tuner proposes now";
+    CLUSTER_STANDING: "sluice_cluster_standing" MetricKind::Gauge, &["standing"],
+        "1 for how this gateway stands in the ledger of several gateways (joining, holding, keeping, stopped, standing_back), 0 for \
+         every other; absent without [cluster]";
+    CLUSTER_GATEWAYS: "sluice_cluster_gateways" MetricKind::Gauge, &[],
+        "Gateways in the ledger, as last seen; absent without [cluster]";
+    CLUSTER_RENEWED: "sluice_cluster_renewal_age_seconds" MetricKind::Gauge, &[],
+        "Time since the last confirmed renewal of this gateway's shares was sent; absent before the first and without [cluster]";
+    CLUSTER_WRITES: "sluice_cluster_writes_total" MetricKind::Counter, &["result"],
+        "Writes of the ledger by this gateway: written, refused (another gateway wrote first), or of unknown outcome; absent without \
+         [cluster]";
+    CLUSTER_SHARE: "sluice_cluster_share" MetricKind::Gauge, &["pool", "backend", "unit"],
+        "What this gateway may use of a backend (slots, tokens, prefill_tokens, permits), for each unit that is limited; absent \
+         without [cluster]";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],

@@ -58,6 +58,7 @@ impl Scrape {
     ) -> Self {
         let own = [
             families::LONG_PREFILLS_MAX,
+            families::CLUSTER_SHARE,
             families::QUEUE_LENGTH,
             families::QUEUE_LENGTH_MAX,
             families::BACKEND_STATE,
@@ -88,6 +89,7 @@ impl Scrape {
         pages.push(family_of(&families::QUEUE_LENGTH, MetricType::GAUGE, waiting));
         pages.push(family_of(&families::QUEUE_LENGTH_MAX, MetricType::GAUGE, pools.iter().map(queue_limit).collect()));
         pages.push(family_of(&families::LONG_PREFILLS_MAX, MetricType::GAUGE, permits(&pools)));
+        pages.push(family_of(&families::CLUSTER_SHARE, MetricType::GAUGE, shares(&pools)));
         pages.push(family_of(&families::BACKEND_STATE, MetricType::GAUGE, states(&pools)));
         let attained = (self.attainment)();
         let attained = attained.iter().map(|(pool, share)| gauge(&families::SLO_ATTAINMENT, &[pool], *share)).collect();
@@ -131,6 +133,17 @@ fn permits(pools: &[PoolView]) -> Vec<Metric> {
         Some(gauge(&families::LONG_PREFILLS_MAX, &[&pool.name, &backend.name], permits))
     });
     limited.collect()
+}
+
+/// What may be used by a ledger, of what is limited.
+fn shares(pools: &[PoolView]) -> Vec<Metric> {
+    let each = backends(pools).flat_map(|(pool, backend)| {
+        let units = backend.share_of_limits();
+        units
+            .into_iter()
+            .map(move |(unit, share)| gauge(&families::CLUSTER_SHARE, &[&pool.name, &backend.name, unit], share as f64))
+    });
+    each.collect()
 }
 
 fn states(pools: &[PoolView]) -> Vec<Metric> {

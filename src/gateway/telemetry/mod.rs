@@ -27,6 +27,7 @@ mod clients;
 mod experiments;
 mod tuner;
 mod engines;
+mod cluster;
 mod openmetrics;
 #[cfg(feature = "otel")]
 mod otlp;
@@ -43,6 +44,7 @@ mod tests;
 
 pub use access_log::{AccessLogError, AccessLogWriter};
 pub use clients::ClientView;
+pub use cluster::ClusterMetrics;
 pub use collect::{Telemetry, TelemetryError};
 pub use engines::EngineMetrics;
 pub use exposition::PoolViews;

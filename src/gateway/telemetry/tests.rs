@@ -16,11 +16,14 @@ use crate::config::{Config, Machine, Surroundings};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
-use crate::pool::HealthRules;
+use crate::pool::{BackendLimits, HealthRules, Share};
 use sluice_core::openai::{Answer, FinishReason, Route, ShedReason, TokenUsage};
 
 fn telemetry() -> Telemetry {
-    let admission = admission(Instant::now());
+    telemetry_of(admission(Instant::now()))
+}
+
+fn telemetry_of(admission: Arc<crate::pool::Admission>) -> Telemetry {
     let telemetry = Telemetry::with(Box::new(move || admission.view()), None);
     telemetry.show_clients(|| ClientView { connections: 7, connections_max: 64, ..ClientView::default() });
     telemetry
@@ -200,7 +203,16 @@ fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
 
 #[test]
 fn every_family_of_the_table_is_on_the_page_with_its_labels() {
-    let telemetry = telemetry();
+    let admission = admission(Instant::now());
+    admission.divide();
+    let telemetry = telemetry_of(admission);
+    telemetry.show_cluster(|| ClusterMetrics {
+        standing: "holding",
+        standings: vec!["joining", "holding"],
+        gateways: 3,
+        renewed_seconds: Some(0.5),
+        writes: [("written", 7), ("refused", 2), ("unknown", 1)],
+    });
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.configured(&with_objectives());
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
@@ -229,6 +241,19 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
         wanted.sort_unstable();
         assert_eq!(labels, wanted, "{}", family.name);
     }
+}
+
+#[test]
+fn what_is_shown_of_a_ledger_is_absent_without_one() {
+    assert!(!telemetry().page().contains("sluice_cluster"));
+    let admission = admission(Instant::now());
+    admission.divide();
+    let half = |_: &str, _: &str, limits: &BackendLimits, _: Share| Share { slots: limits.slots / 2, ..Share::ALL };
+    admission.set_ledger_shares(None, half);
+    let page = telemetry_of(admission).page();
+    let at = |unit: &str| format!("sluice_cluster_share{{backend=\"gpu0\",pool=\"short\",unit=\"{unit}\"}}");
+    assert_eq!(value(&page, &at("slots")), 32.0);
+    assert!(page.contains(&at("permits")) && !page.contains(&at("prefill_tokens")), "only what is limited");
 }
 
 #[test]

@@ -223,15 +223,18 @@ impl Predecessor {
 
     fn concede(&mut self, claims: Claims, admission: &Admission) -> Conceded {
         self.gateways.store(claims.gateways, Relaxed);
+        // Where the ledger counts what it uses, that divides the limits between the two.
+        let by_ledger = claims.in_ledger && admission.is_divided();
         let view = admission.view();
         let places = places(&claims.claims, &view);
         let concede = |(place, claim): (&Option<BackendId>, &ClaimedBackend)| {
-            let share = admission.concede((*place)?, claim.share)?;
+            let place = (*place)?;
+            let share = if by_ledger { claim.share } else { admission.concede(place, claim.share)? };
             let mut all = view.iter().flat_map(|pool| &pool.backends);
-            Some(ConcededBackend { share, cordon: cordon(all.find(|backend| Some(backend.id) == *place)?) })
+            Some(ConcededBackend { share, cordon: cordon(all.find(|backend| backend.id == place)?) })
         };
         let backends = places.iter().zip(&claims.claims).map(concede).collect();
-        let now: HashSet<BackendId> = places.into_iter().flatten().collect();
+        let now: HashSet<BackendId> = places.into_iter().flatten().filter(|_| !by_ledger).collect();
         for backend in self.claimed.difference(&now) {
             admission.concede(*backend, Share::default());
         }

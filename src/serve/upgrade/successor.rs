@@ -158,7 +158,7 @@ impl Running {
         }
         let exchanged = async {
             let claims = self.app.admission.claim();
-            send(visitor, &message(&claims, self.draining.load(Relaxed))).await?;
+            send(visitor, &message(&claims, self.draining.load(Relaxed), &self.app.admission)).await?;
             apply(&self.app.admission, &claims, &receive(visitor).await?);
             Ok(())
         };
@@ -199,6 +199,9 @@ impl Running {
     /// The new gateway serves: accepts no more, and reports to it until this process ends.
     async fn leave_to(&mut self, successor: UnixStream) {
         self.app.flow.hand_over();
+        if let Some(cluster) = &self.cluster {
+            cluster.leave();
+        }
         tokio::join!(self.ending.hand_over(), self.admin_ending.hand_over());
         self.sockets.clear();
         let (admission, draining) = (Arc::clone(&self.app.admission), Arc::clone(&self.draining));
@@ -247,7 +250,7 @@ async fn report(
             continue;
         }
         let exchanged = async {
-            send(&mut successor, &message(&claims, draining.load(Relaxed))).await?;
+            send(&mut successor, &message(&claims, draining.load(Relaxed), admission)).await?;
             receive::<Conceded>(&mut successor).await
         };
         match exchanged.await {
@@ -285,7 +288,7 @@ fn own_all(admission: &Admission) {
     admission.set_shares(&shares);
 }
 
-fn message(claims: &[Claim], draining: u32) -> Said {
+fn message(claims: &[Claim], draining: u32, admission: &Admission) -> Said {
     let claimed = |claim: &Claim| ClaimedBackend {
         pool: claim.pool.to_string(),
         backend: claim.name.to_string(),
@@ -293,5 +296,6 @@ fn message(claims: &[Claim], draining: u32) -> Said {
         draining: claim.draining,
         share: claim.share,
     };
-    Said::Claims(Claims { gateways: draining + 1, claims: claims.iter().map(claimed).collect() })
+    let (gateways, in_ledger) = (draining + 1, admission.is_divided());
+    Said::Claims(Claims { gateways, in_ledger, claims: claims.iter().map(claimed).collect() })
 }

@@ -94,6 +94,9 @@ pub(super) enum Said {
 pub(super) struct Claims {
     /// Gateways that drain: it and those before it.
     pub(super) gateways: u32,
+    /// The old gateway has shares of a ledger in which what it uses is counted.
+    #[serde(default)]
+    pub(super) in_ledger: bool,
     pub(super) claims: Vec<ClaimedBackend>,
 }
 

@@ -3,7 +3,7 @@
 use crate::panel::{Panel, adds, apart, between, lines, quantiles, row, stat};
 
 pub(super) fn panels() -> Vec<Panel> {
-    [now(), objectives(), traffic(), queue(), gateway(), limits()].concat()
+    [now(), objectives(), traffic(), queue(), gateway(), limits(), cluster()].concat()
 }
 
 fn now() -> Vec<Panel> {
@@ -188,5 +188,41 @@ fn limits() -> Vec<Panel> {
             .wide(6)
             .about("Of server.max_body_memory; beyond it a request gets 503"),
         lines("Open file descriptors", "percentunit", vec![used("process_open_fds", "process_max_fds")]).wide(6),
+    ]
+}
+
+const NO_LEDGER: &str = "no [cluster]";
+
+fn cluster() -> Vec<Panel> {
+    let writes = "sum by (result) (increase(sluice_cluster_writes_total{@gw}[$__rate_interval]))";
+    let shares = "sluice_cluster_share{@pool,unit=\"slots\"}";
+    vec![
+        row("Several gateways"),
+        lines(
+            "How gateways stand in the ledger",
+            "none",
+            vec![apart("sluice_cluster_standing{@gw} == 1", "{{instance}} {{standing}}").or_empty(NO_LEDGER)],
+        )
+        .wide(6)
+        .about("holding is well; keeping and stopped: the ledger cannot be renewed; standing_back: see the log"),
+        lines("Shares of slots", "none", vec![apart(shares, "{{instance}} {{pool}}/{{backend}}").or_empty(NO_LEDGER)])
+            .wide(6)
+            .about("What each gateway may use; their sum is within the limit"),
+        lines(
+            "Age of the last renewal",
+            "s",
+            vec![apart("sluice_cluster_renewal_age_seconds{@gw}", "{{instance}}").or_empty(NO_LEDGER)],
+        )
+        .wide(6)
+        .about("Of cluster.lease; above it shares have ended"),
+        lines(
+            "Gateways, and writes of the ledger",
+            "none",
+            vec![
+                between("max by (job) (sluice_cluster_gateways{@gw})", "gateways").or_empty(NO_LEDGER),
+                adds(writes, "{{result}}").or_empty(NO_LEDGER),
+            ],
+        )
+        .wide(6),
     ]
 }

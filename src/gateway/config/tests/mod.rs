@@ -5,6 +5,7 @@
 //! files writes them to a temporary folder.
 
 mod changes;
+mod cluster;
 mod problems;
 mod experiments;
 mod samples;

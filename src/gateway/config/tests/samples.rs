@@ -103,6 +103,8 @@ fn every_example_in_the_reference_can_be_read() {
                 Situation::TlsWithoutHttps,
                 Situation::UrlAndLaunch,
                 Situation::TlsWithoutHttps,
+                Situation::TwoStores,
+                Situation::TlsWithoutHttps,
                 Situation::FewArms,
                 // The rules of [tracing], or that it is not built.
                 Situation::TlsWithoutHttps | Situation::WithoutTracing

@@ -1,0 +1,57 @@
+//! The store that a configuration names.
+//!
+//! One type for all of them, so that the task that renews is generic over what tests put in its place, and nothing is boxed.
+
+use std::time::Duration;
+
+use super::etcd::Etcd;
+#[cfg(feature = "kubernetes")]
+use super::object::Object;
+use super::store::{Found, Store, Written};
+use crate::config::Cluster;
+
+/// The store of a configuration.
+#[derive(Debug)]
+pub(super) enum AnyStore {
+    Etcd(Etcd),
+    #[cfg(feature = "kubernetes")]
+    Object(Object),
+}
+
+impl Store for AnyStore {
+    fn name(&self) -> String {
+        match self {
+            Self::Etcd(etcd) => etcd.name(),
+            #[cfg(feature = "kubernetes")]
+            Self::Object(object) => object.name(),
+        }
+    }
+
+    async fn read(&self) -> Result<Found, String> {
+        match self {
+            Self::Etcd(etcd) => etcd.read().await,
+            #[cfg(feature = "kubernetes")]
+            Self::Object(object) => object.read().await,
+        }
+    }
+
+    async fn write(&self, bytes: Vec<u8>, over: &Found) -> Written {
+        match self {
+            Self::Etcd(etcd) => etcd.write(bytes, over).await,
+            #[cfg(feature = "kubernetes")]
+            Self::Object(object) => object.write(bytes, over).await,
+        }
+    }
+}
+
+impl AnyStore {
+    /// The store of a configuration, each of whose calls may take as long as `limit`.
+    pub(super) fn of(config: &Cluster, limit: Duration) -> Self {
+        #[cfg(feature = "kubernetes")]
+        if let Some(kubernetes) = &config.kubernetes {
+            let (namespace, object) = (kubernetes.namespace.clone(), config.key.clone());
+            return Self::Object(Object { namespace, object });
+        }
+        Self::Etcd(Etcd::new(config, limit))
+    }
+}

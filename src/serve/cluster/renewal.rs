@@ -1,0 +1,364 @@
+//! The task that renews this gateway's shares: reads the ledger, plans, lowers the pool's shares, writes, and raises them.
+//!
+//! How often: [`Timing`]. Another gateway that wrote first makes this one read again after a short random pause, a few times. The
+//! engines are asked what they run once in half a lease, and at every renewal while there is something to take back.
+//!
+//! The pool admits requests while a plan is made. So after its shares were lowered, what is in use is compared with the share that
+//! is about to be written; if it is more, another plan is made before anything is sent.
+//!
+//! Bounds: one call to the store at a time, each with a deadline; [`SCRAPES`] engines asked at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_cluster::ledger::BYTES_MAX;
+use sluice_cluster::{EARLIER, Ledger, LocalUse, Member, Notice, Page, Plan, Standing, UNEXPLAINED, Unit};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::pulse::Pulse;
+use super::store::{Found, Store, Written};
+use super::units::{amounts_of, limit_of, local_use, name_of, share_of};
+use super::view::{Counts, View};
+use crate::base::Rng;
+use crate::fleet::scrape;
+use crate::pool::{Address, Admission, BackendUse, ShareEnd};
+
+/// A member that plans less often takes its engines for silent.
+const PERIOD_MAX: Duration = Duration::from_millis(1_500);
+/// A call to the store takes no longer, whatever the lease.
+const CALL_MAX: Duration = Duration::from_secs(2);
+/// Between two renewals because of demand.
+const EARLY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+/// The random pause after another gateway wrote first, at most.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Attempts until the next period.
+const ATTEMPTS: u32 = 4;
+/// Plans until one is sent although more is in use by now.
+const PLANS: u32 = 4;
+/// An engine is asked for no longer.
+const SCRAPE: Duration = Duration::from_secs(1);
+/// Engines that are asked at once.
+const SCRAPES: usize = 32;
+
+/// The times that follow from the lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    /// Between two renewals.
+    pub(super) period: Duration,
+    /// Between two renewals while requests wait.
+    pub(super) early: Duration,
+    /// For one call to the store: a read and a write take less than half the lease.
+    pub(super) call: Duration,
+    /// Between two questions to the engines.
+    scrape: Duration,
+}
+
+impl Timing {
+    pub(super) fn of(lease: Duration) -> Self {
+        Self {
+            period: (lease / 4).min(PERIOD_MAX),
+            early: (lease / 20).clamp(EARLY.0, EARLY.1),
+            call: (lease / 5).min(CALL_MAX),
+            scrape: lease / 2,
+        }
+    }
+}
+
+/// What an engine says that it has, running and waiting; `None`: it does not say.
+pub(super) type Running = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
+
+/// Asks an engine.
+pub(super) fn running(address: Arc<Address>) -> Running {
+    Box::pin(async move {
+        let page = scrape(&address, SCRAPE).await?;
+        Some((page.running + page.waiting).max(0.0) as u64)
+    })
+}
+
+/// What engines have said, by backend.
+type Pages = BTreeMap<String, Page>;
+
+/// How a renewal ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Written, or there is nothing to write.
+    Done,
+    /// Another gateway wrote first.
+    Refused,
+    /// The store has not answered, or not understandably.
+    Failed,
+}
+
+/// The task.
+pub(super) struct Renewal<S> {
+    pub(super) member: Member,
+    pub(super) store: Arc<S>,
+    pub(super) admission: Arc<Admission>,
+    pub(super) timing: Timing,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) view: Arc<View>,
+    pub(super) rng: Rng,
+    /// Asks an engine what it runs.
+    pub(super) running: fn(Arc<Address>) -> Running,
+    /// From which the member's clock counts.
+    pub(super) epoch: Instant,
+    /// From another process, which may have the same name.
+    pub(super) takes_over: bool,
+    pub(super) state: State,
+}
+
+/// What it remembers from one renewal to the next.
+#[derive(Default)]
+pub(super) struct State {
+    planned: Option<Instant>,
+    asked: Option<Instant>,
+    asking: Option<JoinHandle<Pages>>,
+    /// Backends of which others may have left something running.
+    unexplained: BTreeSet<String>,
+    leaves: bool,
+    counts: Counts,
+    trouble: Option<String>,
+}
+
+impl<S: Store> Renewal<S> {
+    /// Renews until the member has left, which it begins to when `leaving` is true.
+    pub(super) async fn keep(mut self, mut leaving: watch::Receiver<bool>) {
+        let mut attempts = 0;
+        loop {
+            let begun = Instant::now();
+            self.state.leaves |= *leaving.borrow_and_update();
+            // Requests that wait here are served before.
+            if self.state.leaves && self.admission.load().1 == 0 {
+                self.member.leave();
+            }
+            let outcome = self.renew().await;
+            self.publish();
+            if self.member.has_left() {
+                return;
+            }
+            attempts = if outcome == Outcome::Refused { attempts + 1 } else { 0 };
+            let (next, early) = match outcome {
+                Outcome::Refused if attempts < ATTEMPTS => {
+                    let pause = AGAIN.mul_f64(0.2 + 0.8 * self.rng.unit());
+                    (Instant::now() + pause, None)
+                }
+                // Another member of etcd may answer.
+                Outcome::Failed => (Instant::now() + self.timing.early, None),
+                Outcome::Done | Outcome::Refused => (begun + self.timing.period, Some(begun + self.timing.early)),
+            };
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = demand(&self.pulse, early) => {}
+                _ = leaving.changed() => {}
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    /// One renewal.
+    async fn renew(&mut self) -> Outcome {
+        let found = match timeout(self.timing.call, self.store.read()).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(why)) => return self.failed(why),
+            Err(_) => return self.failed(self.no_answer()),
+        };
+        let ledger = match found.bytes.as_deref().map(Ledger::parse).transpose() {
+            Ok(ledger) => ledger,
+            Err(why) => {
+                self.member.stand_back(why);
+                self.share();
+                return Outcome::Done;
+            }
+        };
+        let pages = self.pages().await;
+        let Some(plan) = self.plan(ledger.as_ref(), pages) else { return Outcome::Done };
+        self.write(plan, &found).await
+    }
+
+    /// The next state, if there is one to write. The pool uses no more than it and the last one allow.
+    fn plan(&mut self, found: Option<&Ledger>, mut pages: Pages) -> Option<Ledger> {
+        for attempt in 1.. {
+            let since = self.state.planned.replace(Instant::now()).unwrap_or(self.epoch);
+            let uses = self.admission.uses();
+            let mut local = local_use(&uses, self.pulse.is_blind(since));
+            give_pages(&mut local, std::mem::take(&mut pages));
+            self.ask_engines(&uses);
+            let Plan::Write(plan) = self.member.plan(self.now(), found, &local) else {
+                self.share();
+                return None;
+            };
+            self.note(&plan);
+            if self.share_less(&plan) || attempt == PLANS {
+                return Some(plan);
+            }
+            // Requests were admitted meanwhile. No more are, above the share: the next plan counts them.
+            self.member.refused();
+        }
+        None
+    }
+
+    async fn write(&mut self, plan: Ledger, over: &Found) -> Outcome {
+        let bytes = plan.to_bytes();
+        if bytes.len() > BYTES_MAX {
+            self.member.refused();
+            return self.failed(format!("the ledger would have {} bytes, and {BYTES_MAX} are possible", bytes.len()));
+        }
+        let written = timeout(self.timing.call, self.store.write(bytes, over)).await;
+        let outcome = match written.unwrap_or_else(|_| Written::Unknown(self.no_answer())) {
+            Written::Done => {
+                self.member.confirmed();
+                self.state.counts.written += 1;
+                self.state.trouble = None;
+                Outcome::Done
+            }
+            Written::Refused => {
+                self.member.refused();
+                self.state.counts.refused += 1;
+                Outcome::Refused
+            }
+            Written::Unknown(why) => {
+                self.member.unknown();
+                self.state.counts.unknown += 1;
+                self.failed(why)
+            }
+        };
+        self.share();
+        outcome
+    }
+
+    fn no_answer(&self) -> String {
+        format!("{} has not answered within {:?}", self.store.name(), self.timing.call)
+    }
+
+    fn failed(&mut self, why: String) -> Outcome {
+        if self.state.trouble.is_none() {
+            tracing::warn!("cluster: the ledger cannot be renewed: {why}");
+        }
+        self.state.trouble = Some(why);
+        Outcome::Failed
+    }
+
+    /// Gives the pool what may be used now.
+    fn share(&self) {
+        let (now, mut has_room) = (self.now(), false);
+        self.admission.set_ledger_shares(self.end(), |pool, backend, limits, _| {
+            let room = self.member.room(now, &name_of(pool, backend));
+            has_room |= room.get(Unit::Slots) > 0;
+            share_of(&room, limits)
+        });
+        self.view.note_room(has_room);
+    }
+
+    /// The same, before a plan is sent. Returns whether no more is in use than the plan has for this gateway.
+    fn share_less(&self, plan: &Ledger) -> bool {
+        let (now, own) = (self.now(), plan.gateways.get(self.member.id()));
+        let mut fits = true;
+        self.admission.set_ledger_shares(self.end(), |pool, backend, limits, used| {
+            let name = name_of(pool, backend);
+            if let Some(holding) = own.and_then(|own| own.backends.get(&name)) {
+                let (used, limit) = (amounts_of(&used), limit_of(limits));
+                let within = |unit: &Unit| {
+                    let held = holding.share.get(*unit).max(holding.used.get(*unit));
+                    limit.get(*unit).is_none() || used.get(*unit) <= held
+                };
+                fits &= Unit::ALL.iter().all(within);
+            }
+            share_of(&self.member.room(now, &name), limits)
+        });
+        fits
+    }
+
+    fn end(&self) -> Option<ShareEnd> {
+        self.member.ends().map(|end| ShareEnd { at: self.epoch + end, clock: Instant::now })
+    }
+
+    /// What the engines have said since the last renewal. Does not wait for them.
+    async fn pages(&mut self) -> Pages {
+        match self.state.asking.take_if(|asking| asking.is_finished()) {
+            Some(asked) => asked.await.unwrap_or_default(),
+            None => Pages::new(),
+        }
+    }
+
+    /// Asks the engines what they run, if it is time.
+    fn ask_engines(&mut self, uses: &[BackendUse]) {
+        let unexplained = &self.state.unexplained;
+        let all = self.state.asked.is_none_or(|asked| asked.elapsed() >= self.timing.scrape);
+        let is_due = all || !unexplained.is_empty();
+        if self.state.asking.is_some() || !is_due {
+            return;
+        }
+        if all {
+            self.state.asked = Some(Instant::now());
+        }
+        let named =
+            uses.iter().filter(|used| !used.removed).map(|used| (name_of(&used.pool, &used.name), &used.address));
+        let asked = named.filter(|(name, _)| all || unexplained.contains(name));
+        let engines: Vec<(String, Arc<Address>)> = asked.map(|(name, address)| (name, Arc::clone(address))).collect();
+        self.state.asking = Some(tokio::spawn(ask(engines, self.epoch, self.running)));
+    }
+
+    /// Remembers what is of interest for the next renewal and for operators.
+    fn note(&mut self, ledger: &Ledger) {
+        let left = |id: &str| {
+            ledger.gateways.get(id).map_or_else(BTreeSet::new, |entry| entry.backends.keys().cloned().collect())
+        };
+        self.state.unexplained = left(UNEXPLAINED);
+        self.view.note_ledger(ledger, !self.state.unexplained.is_empty() || !left(EARLIER).is_empty());
+    }
+
+    fn publish(&mut self) {
+        let now = self.now();
+        let standing = self.member.standing(now);
+        for notice in self.member.notices() {
+            match notice {
+                Notice::Stands(_, Standing::Holding) | Notice::Began => tracing::info!("cluster: {notice}"),
+                Notice::NameTwice(_) if self.takes_over || self.state.leaves => tracing::debug!("cluster: {notice}"),
+                _ => tracing::warn!("cluster: {notice}"),
+            }
+        }
+        let renewed = self.member.renewed().map(|at| self.epoch + at);
+        self.view.note(standing, renewed, self.state.counts, self.state.trouble.clone());
+    }
+}
+
+/// Requests wait, and it is time for an early renewal.
+async fn demand(pulse: &Pulse, early: Option<Instant>) {
+    let Some(early) = early else { return std::future::pending().await };
+    sleep_until(early).await;
+    pulse.demand.notified().await;
+}
+
+fn give_pages(local: &mut LocalUse, pages: Pages) {
+    for (name, page) in pages {
+        if let Some(usage) = local.get_mut(&name) {
+            usage.page = Some(page);
+        }
+    }
+}
+
+/// What each engine says that it runs; those that say nothing are left out.
+async fn ask(engines: Vec<(String, Arc<Address>)>, epoch: Instant, running: fn(Arc<Address>) -> Running) -> Pages {
+    let (mut asking, permits) = (JoinSet::new(), Arc::new(Semaphore::new(SCRAPES)));
+    for (name, address) in engines {
+        let permits = Arc::clone(&permits);
+        asking.spawn(async move {
+            let _permit = permits.acquire().await;
+            let asked = epoch.elapsed();
+            Some((name, Page { asked, running: running(address).await? }))
+        });
+    }
+    let mut pages = Pages::new();
+    while let Some(asked) = asking.join_next().await {
+        pages.extend(asked.ok().flatten());
+    }
+    pages
+}

@@ -1,0 +1,294 @@
+//! Gateways with a ledger in memory, on virtual time: pools without sockets.
+
+use std::future::Future as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, advance, sleep};
+
+use super::renewal::Running;
+use super::store::{Found, Store, Written};
+use super::{Cluster, config};
+use crate::base::BackendId;
+use crate::config::{ClusterMode, Endpoint, Policy};
+use crate::pool::{
+    Address, Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease,
+    LongPrefix, Need, PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
+};
+
+const SLOTS: u32 = 10;
+const LEASE: Duration = Duration::from_secs(4);
+
+/// What is wrong with the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Fault {
+    #[default]
+    None,
+    /// It does not answer.
+    Gone,
+    /// It writes, and its answer is lost.
+    Forgets,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: Option<Vec<u8>>,
+    version: u64,
+    fault: Fault,
+}
+
+/// One object in memory. A call takes some milliseconds.
+#[derive(Clone, Debug, Default)]
+struct Memory(Arc<Mutex<State>>);
+
+impl Memory {
+    fn set(&self, fault: Fault) {
+        self.0.lock().fault = fault;
+    }
+
+    async fn pass(&self, what: Fault) {
+        sleep(Duration::from_millis(3)).await;
+        if self.0.lock().fault == what {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Store for Memory {
+    fn name(&self) -> String {
+        "memory".to_owned()
+    }
+
+    async fn read(&self) -> Result<Found, String> {
+        self.pass(Fault::Gone).await;
+        let state = self.0.lock();
+        Ok(Found { bytes: state.bytes.clone(), version: state.version.to_string() })
+    }
+
+    async fn write(&self, bytes: Vec<u8>, over: &Found) -> Written {
+        self.pass(Fault::Gone).await;
+        let written = {
+            let mut state = self.0.lock();
+            let same = state.version.to_string() == over.version;
+            if same {
+                (state.bytes, state.version) = (Some(bytes), state.version + 1);
+            }
+            same
+        };
+        self.pass(Fault::Forgets).await;
+        if written { Written::Done } else { Written::Refused }
+    }
+}
+
+/// A pool with its part in the ledger, and what its requests hold.
+struct Gateway {
+    admission: Arc<Admission>,
+    layout: PoolLayout,
+    cluster: Cluster,
+    leases: Vec<Lease>,
+    tickets: Vec<Ticket>,
+}
+
+impl Gateway {
+    fn join(store: &Memory, number: u64, mode: ClusterMode) -> Self {
+        Self::join_before(store, number, mode, |_| Box::pin(async { Some(0) }))
+    }
+
+    /// Before an engine that says this.
+    fn join_before(store: &Memory, number: u64, mode: ClusterMode, running: fn(Arc<Address>) -> Running) -> Self {
+        let rules = HealthRules {
+            probe_failures: 2,
+            request_failures: 3,
+            eject_base: Duration::from_secs(1),
+            eject_max: Duration::from_secs(9),
+        };
+        let admission = Admission::new(Instant::now(), rules, number);
+        let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: 9, prefix: String::new() };
+        let address = Arc::new(Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None });
+        let limits = BackendLimits {
+            slots: SLOTS,
+            tokens: None,
+            prefill_tokens: None,
+            long_prefix: Some(LongPrefix { threshold: 1_000, slots: 1 }),
+        };
+        let pool = PoolSpec {
+            name: "p".into(),
+            rules: PoolRules {
+                policy: Policy::LeastWork,
+                limits,
+                queue_length: 64,
+                queue_timeout: Duration::from_secs(60),
+                order: QueueOrder::FIFO,
+            },
+            backends: vec![BackendSpec { name: "b".into(), address, weight: 1.0 }],
+            spill: vec![],
+        };
+        let layout = admission.apply(&[pool], rules, Instant::now());
+        admission.record_probe(layout.backends[0][0], true, Instant::now());
+        let table = config::Cluster {
+            name: Some(format!("g{number}")),
+            etcd: vec![],
+            tls: None,
+            kubernetes: None,
+            key: "k".to_owned(),
+            lease: LEASE,
+            mode,
+        };
+        let cluster = Cluster::join_with(store.clone(), &table, &admission, (number, false), running);
+        Self { admission, layout, cluster, leases: Vec::new(), tickets: Vec::new() }
+    }
+
+    fn backend(&self) -> BackendId {
+        self.layout.backends[0][0]
+    }
+
+    fn share(&self) -> u32 {
+        self.admission.view()[0].backends[self.backend().index()].share.map_or(0, |share| share.slots)
+    }
+
+    /// Has so many requests that run or wait.
+    fn fill(&mut self, most: usize) {
+        for mut ticket in std::mem::take(&mut self.tickets) {
+            match Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(WaitResult::Granted(lease)) => self.leases.push(lease),
+                Poll::Ready(WaitResult::Reclassify) => panic!("nothing was reconfigured"),
+                Poll::Pending => self.tickets.push(ticket),
+            }
+        }
+        while self.leases.len() + self.tickets.len() < most {
+            let request = AdmissionRequest {
+                layout: self.layout.number,
+                home: self.layout.pools[0],
+                spill: Default::default(),
+                need: Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
+                priority: 0,
+                arrived: Instant::now(),
+                adapter: None,
+                prefix: Arc::default(),
+                avoid: Default::default(),
+                only: None,
+            };
+            match self.admission.enter(request) {
+                AdmissionDecision::Granted(lease) => self.leases.push(lease),
+                AdmissionDecision::Queued(ticket, _) => self.tickets.push(ticket),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Lets time pass in small steps, in which the sum of what may be used or is in use stays within the limit.
+async fn pass(gateways: &mut [Gateway], seconds: u64, mut each: impl FnMut(&mut [Gateway])) {
+    for step in 0..seconds * 20 {
+        advance(Duration::from_millis(50)).await;
+        // The tasks of the gateways run.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        each(gateways);
+        let sum: u32 = gateways.iter().map(|gateway| gateway.share().max(gateway.leases.len() as u32)).sum();
+        assert!(sum <= SLOTS, "step {step}: {sum} of {SLOTS}");
+    }
+}
+
+fn shares(gateways: &[Gateway]) -> Vec<u32> {
+    gateways.iter().map(Gateway::share).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn shares_follow_demand_and_their_sum_is_within_the_limit() {
+    let store = Memory::default();
+    let mut gateways = vec![Gateway::join(&store, 1, ClusterMode::Strict)];
+    assert_eq!(gateways[0].share(), 0, "nothing before it has joined");
+    assert!(!gateways[0].cluster.view().is_ready());
+    pass(&mut gateways, 15, |_| {}).await;
+    assert_eq!(shares(&gateways), [SLOTS], "one gateway has all");
+    assert!(gateways[0].cluster.view().is_ready());
+    gateways.push(Gateway::join(&store, 2, ClusterMode::Strict));
+    pass(&mut gateways, 5, |gateways| gateways[0].fill(8)).await;
+    assert_eq!(gateways[0].leases.len(), 8);
+    gateways[0].leases.clear();
+    pass(&mut gateways, 5, |gateways| {
+        gateways[0].fill(1);
+        gateways[1].fill(30);
+    })
+    .await;
+    let busy = gateways[1].leases.len();
+    assert!((7..=9).contains(&busy), "the busy one: {busy}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_store_strict_stops_when_the_lease_is_over_and_keep_goes_on() {
+    for mode in [ClusterMode::Strict, ClusterMode::Keep] {
+        let store = Memory::default();
+        let mut gateways = vec![Gateway::join(&store, 1, mode), Gateway::join(&store, 2, mode)];
+        pass(&mut gateways, 20, |_| {}).await;
+        let before = shares(&gateways);
+        assert_eq!(before.iter().sum::<u32>(), SLOTS);
+        store.set(Fault::Gone);
+        pass(&mut gateways, 2, |_| {}).await;
+        assert_eq!(shares(&gateways), before, "within the lease");
+        pass(&mut gateways, 4, |_| {}).await;
+        let keeps = mode == ClusterMode::Keep;
+        assert_eq!(shares(&gateways), if keeps { before } else { vec![0, 0] }, "{mode:?}");
+        assert_eq!(gateways[0].cluster.view().is_ready(), keeps);
+        let status = gateways[0].cluster.view().status();
+        assert_eq!(status.standing, if keeps { "keeping" } else { "stopped" });
+        assert!(status.why.unwrap().contains("has not answered within"));
+        store.set(Fault::None);
+        pass(&mut gateways, 4, |_| {}).await;
+        assert_eq!(shares(&gateways).iter().sum::<u32>(), SLOTS);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_without_an_answer_raises_nothing() {
+    let store = Memory::default();
+    let mut gateways =
+        vec![Gateway::join(&store, 1, ClusterMode::Strict), Gateway::join(&store, 2, ClusterMode::Strict)];
+    pass(&mut gateways, 20, |_| {}).await;
+    for round in 0..4 {
+        store.set(if round % 2 == 0 { Fault::Forgets } else { Fault::None });
+        pass(&mut gateways, 4, |gateways| {
+            gateways[round % 2].fill(30);
+            let other = &mut gateways[1 - round % 2];
+            (other.leases, other.tickets) = Default::default();
+        })
+        .await;
+    }
+    assert_eq!(gateways[0].cluster.view().status().standing, "holding");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_leaves_gives_back_at_once_and_one_that_dies_after_its_lease() {
+    let store = Memory::default();
+    let mut gateways: Vec<Gateway> = (1..4).map(|number| Gateway::join(&store, number, ClusterMode::Keep)).collect();
+    pass(&mut gateways, 20, |_| {}).await;
+    let leaving = gateways.pop().unwrap();
+    leaving.cluster.end().await;
+    pass(&mut gateways, 3, |_| {}).await;
+    assert_eq!(shares(&gateways).iter().sum::<u32>(), SLOTS);
+    let dead = gateways.pop().unwrap();
+    dead.cluster.renewing.abort();
+    let had = dead.share();
+    pass(&mut gateways, 4, |_| {}).await;
+    assert_eq!(gateways[0].share(), SLOTS - had, "its lease may not be over");
+    pass(&mut gateways, 10, |_| {}).await;
+    assert_eq!(gateways[0].share(), SLOTS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_not() {
+    for (mode, wanted) in [(ClusterMode::Keep, SLOTS), (ClusterMode::Strict, 0)] {
+        let store = Memory::default();
+        let mut gateways = vec![Gateway::join_before(&store, 1, mode, |_| Box::pin(async { None }))];
+        // What gateways of before may have.
+        pass(&mut gateways, 40, |_| {}).await;
+        assert_eq!(gateways[0].share(), wanted);
+        let why = gateways[0].cluster.view().status().why;
+        assert_eq!(why.is_some_and(|why| why.contains("what they run")), mode == ClusterMode::Strict);
+    }
+}

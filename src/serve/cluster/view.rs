@@ -1,0 +1,137 @@
+//! What is shown of this gateway's part in the ledger: to operators, to load balancers and on the metrics page.
+//!
+//! Ready is a gateway that has, or has had, a share, and whose shares are in force: a load balancer should send nothing to one that
+//! admits nothing. At the start all of a limit may be held for gateways of before, so that none has a share yet.
+//! Bounds: the names of as many gateways as a ledger has.
+
+use parking_lot::Mutex;
+use sluice_cluster::notice::name;
+use sluice_cluster::{Ledger, Standing, ledger};
+use tokio::time::Instant;
+
+use crate::admin::status::ClusterStatus;
+use crate::telemetry::ClusterMetrics;
+
+/// Writes by outcome.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) written: u64,
+    pub(super) refused: u64,
+    pub(super) unknown: u64,
+}
+
+#[derive(Debug)]
+struct Shown {
+    id: String,
+    standing: Standing,
+    /// When the last confirmed renewal was sent.
+    renewed: Option<Instant>,
+    /// The names of all gateways in the ledger.
+    gateways: Vec<String>,
+    /// Shares of gateways that have gone are not free yet.
+    is_withheld: bool,
+    has_had_room: bool,
+    counts: Counts,
+    trouble: Option<String>,
+}
+
+/// See the header of this file.
+#[derive(Debug)]
+pub(crate) struct View {
+    mode: &'static str,
+    store: String,
+    shown: Mutex<Shown>,
+}
+
+impl View {
+    pub(super) fn new(id: &str, mode: &'static str, store: String) -> Self {
+        let shown = Shown {
+            id: id.to_owned(),
+            standing: Standing::Joining,
+            renewed: None,
+            gateways: Vec::new(),
+            is_withheld: true,
+            has_had_room: false,
+            counts: Counts::default(),
+            trouble: None,
+        };
+        Self { mode, store, shown: Mutex::new(shown) }
+    }
+
+    pub(super) fn note_ledger(&self, found: &Ledger, is_withheld: bool) {
+        let mut shown = self.shown.lock();
+        shown.gateways =
+            found.gateways.keys().filter(|id| ledger::is_gateway(id)).map(|id| name(id).to_owned()).collect();
+        shown.is_withheld = is_withheld;
+    }
+
+    pub(super) fn note_room(&self, has_room: bool) {
+        self.shown.lock().has_had_room |= has_room;
+    }
+
+    pub(super) fn note(&self, standing: Standing, renewed: Option<Instant>, counts: Counts, trouble: Option<String>) {
+        let mut shown = self.shown.lock();
+        (shown.standing, shown.renewed, shown.counts, shown.trouble) = (standing, renewed, counts, trouble);
+    }
+
+    /// Whether a load balancer may send requests here.
+    pub(crate) fn is_ready(&self) -> bool {
+        let shown = self.shown.lock();
+        shown.is_ready()
+    }
+
+    /// For `/admin/status`.
+    pub(crate) fn status(&self) -> ClusterStatus {
+        let shown = self.shown.lock();
+        ClusterStatus {
+            name: name(&shown.id).to_owned(),
+            id: shown.id.clone(),
+            mode: self.mode.to_owned(),
+            store: self.store.clone(),
+            standing: shown.standing.label().to_owned(),
+            ready: shown.is_ready(),
+            why: shown.why(),
+            renewed_seconds: shown.renewed.map(|at| at.elapsed().as_secs_f64()),
+            gateways: shown.gateways.clone(),
+        }
+    }
+
+    /// For the metrics page.
+    pub(crate) fn metrics(&self) -> ClusterMetrics {
+        let shown = self.shown.lock();
+        ClusterMetrics {
+            standing: shown.standing.label(),
+            standings: Standing::ALL.map(Standing::label).to_vec(),
+            gateways: shown.gateways.len(),
+            renewed_seconds: shown.renewed.map(|at| at.elapsed().as_secs_f64()),
+            writes: [
+                ("written", shown.counts.written),
+                ("refused", shown.counts.refused),
+                ("unknown", shown.counts.unknown),
+            ],
+        }
+    }
+}
+
+impl Shown {
+    fn is_ready(&self) -> bool {
+        matches!(self.standing, Standing::Holding | Standing::Keeping) && (self.has_had_room || !self.is_withheld)
+    }
+
+    /// Why it may use less than it could, or nothing.
+    fn why(&self) -> Option<String> {
+        let trouble = self.trouble.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        match self.standing {
+            Standing::Joining => Some(format!("it has no share yet{trouble}")),
+            Standing::Keeping => Some(format!("it goes on with its last shares, which cannot be renewed{trouble}")),
+            Standing::Stopped => Some(format!("it admits nothing, since its shares cannot be renewed{trouble}")),
+            Standing::StandingBack => Some("it may not write the ledger, see the log".to_owned()),
+            Standing::Holding if !self.has_had_room && self.is_withheld => Some(
+                "it has no share yet: all is kept for gateways of before, until their lease is over and the engines \
+                     have said what they run"
+                    .to_owned(),
+            ),
+            Standing::Holding => self.trouble.clone(),
+        }
+    }
+}
