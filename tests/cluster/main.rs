@@ -29,7 +29,7 @@ const CLIENTS: usize = 30;
 
 enum Store {
     Fake(Fake),
-    Real(Real),
+    Real(Box<Real>),
 }
 
 impl Store {
@@ -226,11 +226,11 @@ async fn keep_goes_on_without_the_store() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs etcd: apt-get install etcd-server, or SLUICE_ETCD=program"]
 async fn real_etcd_strict() {
-    limits_hold("strict", Store::Real(Real::start().await)).await;
+    limits_hold("strict", Store::Real(Box::new(Real::start().await))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs etcd: apt-get install etcd-server, or SLUICE_ETCD=program"]
 async fn real_etcd_keep() {
-    limits_hold("keep", Store::Real(Real::start().await)).await;
+    limits_hold("keep", Store::Real(Box::new(Real::start().await))).await;
 }
