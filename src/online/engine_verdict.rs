@@ -25,7 +25,7 @@ const FRESH: Duration = Duration::from_secs(2);
 const HELD_UP: Duration = Duration::from_secs(30);
 /// How often a canary gets copies.
 const COPIED: u32 = 3;
-/// While a change is promoted, they let its engines be loaded more after this time, again and again.
+/// While what waited is served, and while a change is promoted, they let its engines be loaded more after this time, again and again.
 const RAMP: Duration = Duration::from_secs(5);
 /// The difference that is found soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
@@ -125,19 +125,22 @@ impl EngineTuner {
         let own = || look.engines.iter().filter(|engine| engine.pool == change.pool && engine.serves);
         let mut changed = own().filter(|engine| change.changed.contains(&engine.backend)).peekable();
         let is_full = changed.peek().is_some() && changed.all(|engine| engine.used.reaches(change.proved));
+        // A long request may wait although there is a little room.
+        let is_full = is_full || change.stage == Stage::Recovery;
         let waits = own().any(|engine| engine.waiting > self.waited.max(change.backends.len()));
         let since = self.held_up.get_or_insert(look.now);
-        let is_long = look.now >= *since + if change.stage == Stage::Promotion { RAMP } else { HELD_UP };
+        let is_long = look.now >= *since + if change.stage == Stage::Compared { HELD_UP } else { RAMP };
         if !(is_full && waits) || is_long {
             self.held_up = None;
         }
         is_full && waits && is_long
     }
 
-    /// Where requests wait for engines of a change that was promoted, these may be loaded more, step by step.
+    /// Where requests wait for engines of a change that was promoted, these may be loaded more, step by step. So may the canary while
+    /// what waited is served: engines that are too narrow serve too few requests for copies to show what a wide one sustains.
     pub(crate) fn raise_bound(&mut self, look: &Look<'_>) {
-        let promoted = self.change.clone().filter(|change| change.stage == Stage::Promotion);
-        if promoted.is_some_and(|change| self.is_held_up(look, &change))
+        let open = self.change.clone().filter(|change| matches!(change.stage, Stage::Recovery | Stage::Promotion));
+        if open.is_some_and(|change| self.is_held_up(look, &change))
             && let Some(change) = &mut self.change
         {
             change.proved = change.proved.more();
