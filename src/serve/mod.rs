@@ -11,6 +11,7 @@
 //! An [`upgrade`] replaces the process without any of that: the sockets and the engines go to the next one.
 
 mod tuning;
+mod scaling;
 mod app;
 mod control;
 mod certificates;
@@ -23,6 +24,7 @@ mod saved_experiments;
 mod added_experiments;
 mod engine_tuning;
 mod tuner;
+mod scaler;
 mod sockets;
 pub mod upgrade;
 pub mod systemd;

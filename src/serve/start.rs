@@ -18,6 +18,7 @@ use super::local::ModelList;
 use super::pods::Pods;
 use super::running::{Deciders, Running};
 use super::saved_experiments::Added;
+use super::scaling::Scaling;
 use super::tuning::Tuning;
 use super::upgrade::{Opened, Port, Predecessor};
 use super::{certificates, engines, experiments, saved_experiments};
@@ -96,6 +97,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         last_reload: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
         tuning,
+        scaling: Scaling::default(),
         pods: Pods::default(),
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
@@ -192,6 +194,8 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
     app.telemetry.show_tuner(view, app.tuning.observe());
+    let shown = Arc::downgrade(app);
+    app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
     app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);

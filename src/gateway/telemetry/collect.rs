@@ -43,6 +43,7 @@ use super::recent::{MinuteStats, verdict};
 use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
+use super::wanted::{PoolEngines, Wanted};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
 use crate::flow::{Outcome, Record, Recorder};
@@ -158,6 +159,11 @@ impl Telemetry {
         view: impl Fn() -> Vec<EngineMetrics> + Send + Sync + 'static,
     ) {
         series::register(&self.registry, Engines::new(phases, view));
+    }
+
+    /// Shows how many engines pools should have, which `view` reads, on the metrics page. Called once.
+    pub fn show_pool_engines(&self, view: impl Fn() -> Vec<PoolEngines> + Send + Sync + 'static) {
+        series::register(&self.registry, Wanted::new(view));
     }
 
     /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record, also those of

@@ -26,6 +26,7 @@ mod gauges;
 mod clients;
 mod experiments;
 mod tuner;
+mod wanted;
 mod engines;
 mod openmetrics;
 #[cfg(feature = "otel")]
@@ -51,3 +52,4 @@ pub use history::Resolution;
 pub use history_report::{EstimateAccuracy, HistoryReport, HistoryRow, PartsOfGroup, Points, Tails, TtftParts};
 pub use recent::{MinuteStats, Quantiles};
 pub use tuner::TunerView;
+pub use wanted::PoolEngines;
