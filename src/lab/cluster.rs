@@ -112,6 +112,11 @@ impl Cluster {
         self.lock().engines[engine].streams()
     }
 
+    /// Seconds in which an engine computed.
+    pub(crate) fn busy(&self, engine: usize) -> f64 {
+        self.lock().engines[engine].busy()
+    }
+
     pub(crate) fn is_up(&self, engine: usize) -> bool {
         self.lock().engines[engine].is_up()
     }

@@ -45,6 +45,8 @@ pub struct EngineStats {
     pub deferred: f64,
     /// What a load generator would have scraped from `/metrics`.
     pub side: ServerSide,
+    /// Seconds from its order to its end, all together: for how long a GPU was taken.
+    pub paid: f64,
 }
 
 /// A request as an engine sees it.
@@ -152,6 +154,11 @@ impl Engine {
     /// Requests for which it generates tokens.
     pub(crate) fn streams(&self) -> usize {
         self.streams.len()
+    }
+
+    /// Seconds in which it computed, without the step under way.
+    pub(crate) fn busy(&self) -> f64 {
+        self.stats.busy
     }
 
     /// When its next event is due.

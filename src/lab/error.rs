@@ -55,6 +55,11 @@ pub enum LabError {
     /// The number of engines is varied, but there are several pools to add engines to.
     #[error("the configuration has {0} pools; the number of engines can be varied only with one pool")]
     PoolCount(usize),
+    /// `[autoscale]` with other than one pool, with bounds that cross, or without engines at the start.
+    #[error(
+        "autoscale needs one pool, 0 < target, min <= max and min <= start <= max, at most the engines of the file: {0}"
+    )]
+    Autoscale(String),
     /// A `change` with no action, or with several.
     #[error(
         "a change of the engine of \"{0}\" needs exactly one of slower = FACTOR, stall = \"300ms\" and stop, start, hang or resume = true"
@@ -116,6 +121,6 @@ pub enum LabError {
 /// A text that is not the name of a measure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not a measure; write CLASS.ttft.p99 (or tpot, itl, e2el, queue with mean, max or a percentile), CLASS.attainment, CLASS.failed, CLASS.rate, CLASS.tokens, hit_rate, busy, imbalance or preemptions; the class 'all' means all requests"
+    "'{0}' is not a measure; write CLASS.ttft.p99 (or tpot, itl, e2el, queue with mean, max or a percentile), CLASS.attainment, CLASS.failed, CLASS.rate, CLASS.tokens, hit_rate, busy, imbalance, engine_hours, engines or preemptions; the class 'all' means all requests"
 )]
 pub struct BadMeasure(pub(crate) String);

@@ -40,6 +40,8 @@ pub(crate) enum Event {
     Probe,
     /// The online tuner looks at the pools.
     Tune,
+    /// The autoscaler looks at its pool.
+    Scale,
 }
 
 /// Events, ordered by time.

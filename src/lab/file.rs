@@ -20,6 +20,10 @@
 //! name = "round robin"
 //! set = ["pool.all.policy=round_robin"]       # like --set of `sluice serve`
 //!
+//! [autoscale]                                 # engines come and go; also in a variant. See `autoscale`
+//! policy = "predicted"                        # or fixed, queue, in_flight, busy
+//! min = 1
+//!
 //! [[expect]]                                  # a range that `sluice lab run` and tests check
 //! measure = "short.ttft.p99"
 //! max = 100
@@ -35,6 +39,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::Length;
 use sluice_core::base::Period;
@@ -78,6 +83,8 @@ pub struct LabFile {
     /// Settings of `sluice lab plan`.
     #[serde(default)]
     pub plan: PlanTable,
+    /// Engines come and go. Default: all run all the time.
+    pub autoscale: Option<Autoscale>,
 }
 
 /// What the planner searches: the fewest GPUs of each candidate with which all classes meet their objectives.
@@ -296,6 +303,8 @@ pub struct Variant {
     pub count: Option<u32>,
     /// Factor by which rates and concurrency are multiplied.
     pub load: Option<f64>,
+    /// Instead of that of the file.
+    pub autoscale: Option<Autoscale>,
 }
 
 /// A range in which the mean of a measure over all seeds must lie.

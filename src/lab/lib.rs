@@ -16,6 +16,7 @@
 //! randomness follows from one seed: the same setup and seed give byte-identical records.
 
 pub mod error;
+pub mod autoscale_rules;
 pub mod setup;
 mod content;
 mod output_collector;
@@ -26,6 +27,7 @@ mod client;
 mod job;
 mod event_queue;
 mod tuning;
+mod autoscale;
 pub mod run;
 pub mod forecast;
 pub mod measure;

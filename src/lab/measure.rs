@@ -9,6 +9,8 @@
 //! | `hit_rate` | % | share of prompt tokens that the engines found in their prefix caches |
 //! | `busy` | % | share of the time in which an engine was running a step, mean of all engines |
 //! | `imbalance` | | `busy` of the busiest engine divided by the mean |
+//! | `engine_hours` | h | time for which engines were there, all together, their starts included |
+//! | `engines` | | the same divided by the time: how many there were on average |
 //! | `preemptions` | | sequences that were preempted for lack of KV blocks |
 //!
 //! CLASS is the name of a class, or `all`. STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are those of
@@ -46,6 +48,8 @@ enum Kind {
     HitRate,
     Busy,
     Imbalance,
+    EngineHours,
+    Engines,
     Preemptions,
 }
 
@@ -74,10 +78,12 @@ const LATENCIES: [(&str, Latency); 5] = [
 ];
 const OF_A_CLASS: [(&str, Kind); 4] =
     [("attainment", Kind::Attainment), ("failed", Kind::Failed), ("rate", Kind::Rate), ("tokens", Kind::Tokens)];
-const OF_ENGINES: [(&str, Kind); 4] = [
+const OF_ENGINES: [(&str, Kind); 6] = [
     ("hit_rate", Kind::HitRate),
     ("busy", Kind::Busy),
     ("imbalance", Kind::Imbalance),
+    ("engine_hours", Kind::EngineHours),
+    ("engines", Kind::Engines),
     ("preemptions", Kind::Preemptions),
 ];
 
@@ -153,7 +159,8 @@ impl Measure {
             Kind::Latency(..) => "ms",
             Kind::Attainment | Kind::Failed | Kind::HitRate | Kind::Busy => "%",
             Kind::Rate | Kind::Tokens => "/s",
-            Kind::Imbalance | Kind::Preemptions => "",
+            Kind::EngineHours => "h",
+            Kind::Engines | Kind::Imbalance | Kind::Preemptions => "",
         }
     }
 
@@ -167,7 +174,7 @@ impl Measure {
 
     /// Whether only simulated engines show it.
     pub fn is_simulated(&self) -> bool {
-        matches!(self.kind, Kind::Busy | Kind::Imbalance)
+        matches!(self.kind, Kind::Busy | Kind::Imbalance | Kind::EngineHours | Kind::Engines)
     }
 
     /// The class; `None` for all requests and for measures of engines.
@@ -182,6 +189,8 @@ pub struct Measured<'a> {
     seconds: f64,
     /// Of each simulated engine; none of real ones.
     busy: Vec<f64>,
+    /// Seconds for which they were there, all together.
+    paid: f64,
     servers: Vec<&'a ServerSide>,
     all: Metrics,
     classes: Vec<(String, Metrics)>,
@@ -191,13 +200,16 @@ impl<'a> Measured<'a> {
     /// The statistics of `run`.
     pub fn of(run: &'a LabRun) -> Self {
         let busy = run.engines.iter().map(|engine| engine.busy).collect();
-        Self { busy, servers: run.engines.iter().map(|engine| &engine.side).collect(), ..Self::of_real(&run.result) }
+        let paid = run.engines.iter().map(|engine| engine.paid).sum();
+        let servers = run.engines.iter().map(|engine| &engine.side).collect();
+        Self { busy, paid, servers, ..Self::of_real(&run.result) }
     }
 
     /// The statistics of a run with real engines, whose `busy` and `imbalance` are not known.
     pub fn of_real(result: &'a RunResult) -> Self {
         let (all, classes) = (Metrics::of(result), slices(result, SliceBy::Class));
-        Self { seconds: result.duration, busy: Vec::new(), servers: result.servers.iter().collect(), all, classes }
+        let servers = result.servers.iter().collect();
+        Self { seconds: result.duration, busy: Vec::new(), paid: f64::NAN, servers, all, classes }
     }
 
     /// The value of a measure in its unit; NaN if the run has no data for it.
@@ -222,6 +234,8 @@ impl<'a> Measured<'a> {
             Kind::HitRate => self.hit_rate() * 100.0,
             Kind::Busy => self.mean_busy() / self.seconds * 100.0,
             Kind::Imbalance => self.busy.iter().copied().fold(0.0, f64::max) / self.mean_busy(),
+            Kind::EngineHours => self.paid / 3600.0,
+            Kind::Engines => self.paid / self.seconds,
             Kind::Preemptions => self.servers.iter().map(|side| side.preemptions).sum(),
         }
     }

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::autoscale::{Around, LabScaler};
 use crate::client::{LastRecord, seconds};
 use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineStats};
@@ -42,6 +43,8 @@ use sluice_sim::engine::BLOCK_TOKENS;
 const TIMER_STEP: Duration = Duration::from_millis(10);
 /// tokio checks its timers after this many tasks. It is more than can be ready at once, so all of them run at the same time.
 const EVENT_INTERVAL: u32 = 1 << 30;
+/// Time between two looks of the autoscaler.
+const SCALE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two looks of the online tuner.
 const TUNER_INTERVAL: Duration = Duration::from_secs(1);
 /// Requests of traffic number k (from 0) are numbered from k times this.
@@ -138,6 +141,7 @@ struct Simulation {
     in_flight: BTreeMap<u64, Record>,
     ended: Arc<Mutex<Vec<Ended>>>,
     tuner: Option<LabTuner>,
+    scaler: Option<LabScaler>,
 }
 
 impl Simulation {
@@ -172,6 +176,7 @@ impl Simulation {
             // For the window of the result.
             recorder.observer().configure(&lab.config, Duration::ZERO);
         }
+        let scaler = LabScaler::new(&lab, seed, &cluster, &admission, &backends);
         let flow = Flow::new(admission, LabUpstream(Arc::clone(&cluster)), recorder, table);
         let mut simulation = Self {
             events: EventQueue::default(),
@@ -187,6 +192,7 @@ impl Simulation {
             in_flight: BTreeMap::new(),
             ended: Arc::default(),
             tuner,
+            scaler,
             lab,
         };
         simulation.schedule(seed)?;
@@ -198,6 +204,9 @@ impl Simulation {
         self.events.add(Duration::ZERO, Event::Probe);
         if self.tuner.is_some() {
             self.events.add(TUNER_INTERVAL, Event::Tune);
+        }
+        if self.scaler.is_some() {
+            self.events.add(SCALE_INTERVAL, Event::Scale);
         }
         for (engine, setup) in self.lab.engines.iter().enumerate() {
             for (at, change) in &setup.changes {
@@ -257,6 +266,7 @@ impl Simulation {
                 Event::Change { engine, change } => self.cluster.change(now, engine, change),
                 Event::Probe => self.probe(now),
                 Event::Tune => self.tune(now),
+                Event::Scale => self.scale(now),
             }
             woken = true;
         }
@@ -338,6 +348,23 @@ impl Simulation {
         }
     }
 
+    /// Lets the autoscaler look at its pool.
+    fn scale(&mut self, now: Duration) {
+        let Some(scaler) = &mut self.scaler else { return };
+        scaler.step(&Around {
+            now,
+            start: self.start,
+            admission: self.flow.admission(),
+            cluster: &self.cluster,
+            observer: self.flow.recorder().observer(),
+            lab: &self.lab,
+            backends: &self.backends,
+        });
+        if self.events.has_requests() || !self.in_flight.is_empty() {
+            self.events.add(now + SCALE_INTERVAL, Event::Scale);
+        }
+    }
+
     /// Puts a configuration with the same pools and backends in force, as a reload does.
     fn apply(&mut self, config: Config, now: Duration) {
         let config = Arc::new(config);
@@ -414,14 +441,15 @@ impl Simulation {
     fn result(self) -> LabRun {
         #[cfg(test)]
         self.check_released();
-        let Self { lab, mut records, in_flight, cluster, clock, learned, tuner, flow, .. } = self;
+        let Self { lab, mut records, in_flight, cluster, clock, learned, tuner, scaler, flow, backends, .. } = self;
         let experiments = learned.experiments.all();
         let experiments = experiments.iter().map(|experiment| ExperimentReport::new(experiment, false)).collect();
         let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
         let partial = !in_flight.is_empty();
         records.extend(in_flight.into_values().map(|record| Record { ended: seconds(clock), ..record }));
         records.sort_unstable_by_key(|record| record.index);
-        let engines = cluster.take_stats();
+        let mut engines = cluster.take_stats();
+        LabScaler::count_paid(scaler.as_ref(), &backends, clock, &mut engines);
         let servers: Vec<ServerSide> = engines.iter().map(|engine| engine.side.clone()).collect();
         let duration = if partial { seconds(clock) } else { duration };
         let config = lab.run_config();

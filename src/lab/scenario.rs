@@ -60,7 +60,12 @@ impl Scenario {
         let client_timeout = self.file.client_timeout.map(|period| period.0);
         // The tuner may restart engines, so the gateway runs them.
         let launched = config.tuner.mode == TunerMode::Apply;
-        Ok(Lab { client_timeout, launched, forecaster: Some(forecast), ..Lab::new(config, engines, traffic) })
+        let autoscale = variant.autoscale.as_ref().or(self.file.autoscale.as_ref()).cloned();
+        if let Some(rules) = &autoscale {
+            rules.check(config.pools.len(), engines.len())?;
+        }
+        let forecaster = Some(forecast as crate::setup::Forecaster);
+        Ok(Lab { client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
     }
 
     /// Configuration and traffic of one variant for real engines: with the secrets and the size of this machine.

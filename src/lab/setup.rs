@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::RunPlan;
 use sluice_core::vllm::args::ServeArgs;
@@ -35,6 +36,8 @@ pub struct Lab {
     pub plants: Vec<Plant>,
     /// Simulates for the online tuner; `None`: it acts without forecasts.
     pub forecaster: Option<Forecaster>,
+    /// Engines come and go; `None`: all of them run from the start to the end. For one pool.
+    pub autoscale: Option<Autoscale>,
 }
 
 /// Simulates what a question asks, with the configuration and engines of a lab and a seed.
@@ -120,6 +123,7 @@ impl Lab {
             launched: false,
             plants: Vec::new(),
             forecaster: None,
+            autoscale: None,
         }
     }
 }

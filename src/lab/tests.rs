@@ -1,5 +1,6 @@
 //! Whole simulations: results, determinism, scenarios, plans.
 
+mod autoscale;
 mod experiments;
 mod faults;
 mod measured;

@@ -115,14 +115,15 @@ impl TrafficDefaults<'_> {
                 let scaled = (f64::from(concurrency) * load).round().max(1.0);
                 Arrival::ClosedLoop { concurrency: scaled as u32 }
             }
-            (_, None, false) if table.burst.is_some() || table.burstiness.is_some() => {
-                return Err(needs("steps without burst and burstiness: arrivals are Poisson with steps".to_owned()));
+            (_, None, false) if table.burst.is_some() => {
+                return Err(needs("steps or burst, not both".to_owned()));
             }
             (_, None, false) => {
                 let steps: Vec<(f64, f64)> = table.steps.iter().map(|(rate, time)| (rate * load, *time)).collect();
                 let length = steps.iter().map(|(_, time)| time).sum::<f64>();
                 let length = Duration::try_from_secs_f64(length).map_err(|error| needs(error.to_string()))?;
-                return Ok((Arrival::Steps(steps), Extent::Lasting(length)));
+                let burstiness = table.burstiness.unwrap_or(1.0);
+                return Ok((Arrival::Steps { steps, burstiness }, Extent::Lasting(length)));
             }
             _ => return Err(needs("one of rate (or a rate for each class), steps and concurrency".to_owned())),
         };

@@ -10,6 +10,8 @@
 //! which limit holds them up ([`usage`]) suggest the change ([`moves`]); the requests that arrive after it decide whether it
 //! stays. What did not help is undone and not tried again for a while, so the limits come to rest.
 //!
+//! The [`Scaler`] says how many engines a pool needs, from the same finished requests.
+//!
 //! Pure: no clock, no sockets, no configuration file. `sluice serve` runs it on live traffic, `sluice lab` on virtual time.
 
 pub mod lengths;
@@ -18,6 +20,7 @@ pub mod loss;
 pub mod usage;
 pub mod arms;
 pub mod recent;
+pub mod scaler;
 pub mod window;
 pub mod engines;
 pub mod diagnosis;
@@ -52,5 +55,6 @@ pub use forecast::{Answer, Forecast, Question};
 pub use limits::{Knob, Limits};
 pub use proof::Load;
 pub use report::{GroupReport, TimedEvent, TunerReport};
+pub use scaler::{Look, Scaler, ScalerRules};
 pub use tuner::{Saved, Tuner};
 pub use window::Observer;

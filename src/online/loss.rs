@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use sluice_core::meter::StreamStats;
 use sluice_core::meter::slo::Objectives;
 use sluice_core::openai::ShedReason;
 use sluice_gateway::flow::Record;
@@ -51,6 +52,21 @@ pub struct Judged {
     pub service: Option<f64>,
 }
 
+/// TTFT, TPOT and E2EL of a request over their bounds; 0 where there is none.
+fn ratios(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> [f64; 3] {
+    let bounds = objectives.of_prompt(prompt_tokens);
+    let ratio = |bound: Option<Duration>, measured: Option<Duration>| match (bound, measured) {
+        (Some(bound), Some(measured)) => measured.as_secs_f64() / bound.as_secs_f64().max(1e-9),
+        _ => 0.0,
+    };
+    [ratio(bounds.ttft, stats.ttft), ratio(bounds.tpot, stats.tpot), ratio(bounds.e2el, stats.e2el)]
+}
+
+/// The largest of them: above 1, the request missed an objective.
+pub fn worst_ratio(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> f64 {
+    ratios(stats, prompt_tokens, objectives).into_iter().fold(0.0, f64::max)
+}
+
 /// Judges a request. `None`: it says nothing about limits, because it generates nothing, its client left, it was refused, or a
 /// backend failed.
 pub fn judge(record: &Record, objectives: &Objectives, undisturbed: Undisturbed) -> Option<Judged> {
@@ -69,13 +85,7 @@ pub fn judge(record: &Record, objectives: &Objectives, undisturbed: Undisturbed)
     }
     let stats = record.stats.as_ref()?;
     let prompt_tokens = record.prompt_tokens();
-    let bounds = objectives.of_prompt(prompt_tokens);
-    let ratio = |bound: Option<Duration>, measured: Option<Duration>| match (bound, measured) {
-        (Some(bound), Some(measured)) => measured.as_secs_f64() / bound.as_secs_f64().max(1e-9),
-        _ => 0.0,
-    };
-    let (ttft, tpot) = (ratio(bounds.ttft, stats.ttft), ratio(bounds.tpot, stats.tpot));
-    let e2el = ratio(bounds.e2el, stats.e2el);
+    let [ttft, tpot, e2el] = ratios(stats, prompt_tokens, objectives);
     let worst = ttft.max(tpot).max(e2el);
     let queued = record.queue_wait.as_secs_f64();
     let service = Some((record.total.as_secs_f64() - queued).max(0.0));

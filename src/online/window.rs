@@ -15,6 +15,7 @@ use crate::arms::Arms;
 use crate::lengths::Lengths;
 use crate::loss::{Cause, Judged, LOSS_OF_SHED, Undisturbed, judge};
 use crate::recent::{Recent, RecentRequest};
+use crate::scaler::Tally;
 use crate::usage::Usage;
 use sluice_core::meter::slo::Objectives;
 use sluice_gateway::config::Config;
@@ -233,6 +234,8 @@ struct Observed {
     undisturbed: Undisturbed,
     widest: u32,
     window: PoolWindow,
+    /// For the scaler, since it looked last.
+    tally: Tally,
 }
 
 /// What was gathered.
@@ -264,6 +267,7 @@ impl Observer {
                 .find(|other| *other.name == *pool.name)
                 .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
             window: PoolWindow::new(now),
+            tally: Tally::default(),
         };
         *pools = config.pools.iter().map(observed).collect();
     }
@@ -284,6 +288,7 @@ impl Observer {
             return;
         }
         recent.add(record, now);
+        pool.tally.add(record, &pool.objectives);
         pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
@@ -303,6 +308,12 @@ impl Observer {
         {
             arms.add(arm, (arrived, now), loss, failed);
         }
+    }
+
+    /// The requests of a pool that have ended since this was asked last.
+    pub fn take_tally(&self, pool: &str) -> Tally {
+        let pools = &mut self.0.lock().pools;
+        pools.iter_mut().find(|own| *own.name == *pool).map(|own| std::mem::take(&mut own.tally)).unwrap_or_default()
     }
 
     /// Counts the requests of these arms, those that arrive from `from` on; `None`: of no arms.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::cluster;
 use super::pods::Pods;
 use super::saved_experiments::Added;
+use super::scaling::Scaling;
 use super::tuning::Tuning;
 use super::upgrade::UpgradeError;
 use crate::admin::status::LastReload;
@@ -96,6 +97,8 @@ pub struct App {
     pub(crate) reloading: parking_lot::Mutex<()>,
     /// The online tuner.
     pub(crate) tuning: Tuning,
+    /// How many engines pools should have.
+    pub(crate) scaling: Scaling,
     /// The pods that pools have now.
     pub(crate) pods: Pods,
     /// Its part in the ledger of several gateways.

@@ -12,6 +12,7 @@
 
 mod tuning;
 mod cluster;
+mod scaling;
 mod app;
 mod control;
 mod certificates;
@@ -24,6 +25,7 @@ mod saved_experiments;
 mod added_experiments;
 mod engine_tuning;
 mod tuner;
+mod scaler;
 mod sockets;
 pub mod upgrade;
 pub mod systemd;

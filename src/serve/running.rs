@@ -68,6 +68,7 @@ impl Deciders {
             tokio::spawn(Arc::clone(app).keep_experiments(state, ending.clone())),
             tokio::spawn(Arc::clone(app).keep_looking_at_adapters(ending.clone())),
             tokio::spawn(Arc::clone(app).keep_tuning(ending.clone())),
+            tokio::spawn(Arc::clone(app).keep_scaling(ending.clone())),
             tokio::spawn(Arc::clone(app).keep_watching_engines(ending)),
         ];
         Self { end, tasks }

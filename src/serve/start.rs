@@ -19,6 +19,7 @@ use super::local::ModelList;
 use super::pods::Pods;
 use super::running::{Deciders, Running};
 use super::saved_experiments::Added;
+use super::scaling::Scaling;
 use super::tuning::Tuning;
 use super::upgrade::{Opened, Port, Predecessor};
 use super::{certificates, engines, experiments, saved_experiments};
@@ -100,6 +101,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         last_reload: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
         tuning,
+        scaling: Scaling::default(),
         pods: Pods::default(),
         cluster: cluster.as_ref().map(Cluster::view),
         reloading: parking_lot::Mutex::default(),
@@ -241,6 +243,8 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
     app.telemetry.show_tuner(view, app.tuning.observe());
+    let shown = Arc::downgrade(app);
+    app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
     if let Some(cluster) = app.cluster.clone() {

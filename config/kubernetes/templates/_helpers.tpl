@@ -65,6 +65,21 @@ name = {{ .name | quote }}
 {{- with .config }}
 {{ . | trim }}
 {{- end }}
+{{- with .autoscale }}
+
+[pool.autoscale]
+min = {{ int64 .min }}
+max = {{ int64 .max }}
+{{- with .coldStart }}
+cold_start = {{ . | quote }}
+{{- end }}
+{{- with .downAfter }}
+down_after = {{ . | quote }}
+{{- end }}
+{{- with .rate }}
+rate = {{ float64 . }}
+{{- end }}
+{{- end }}
 
 [pool.kubernetes]
 selector = "sluice.dev/pool={{ .name }},app.kubernetes.io/instance={{ $root.Release.Name }}"

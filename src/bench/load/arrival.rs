@@ -14,7 +14,8 @@
 //! - Burst: `size` requests at once, every size/r seconds, the first burst at time 0.
 //! - Ramp (`--ramp-up-strategy`): the rate goes from start to end, linearly or geometrically. The gap before request i of N is
 //!   drawn with the rate at the share i/(N - 1) of the way; nothing is scaled.
-//! - Steps: Poisson at several rates in turn, each for its duration.
+//! - Steps: several rates in turn, each for its duration. The integral of the rate over a gap is drawn from Gamma(b, 1/b): with b = 1
+//!   arrivals are Poisson.
 //! - At once: all requests are due at 0. Recorded: the arrival times of a trace.
 //!
 //! Times are offsets from the start of the run. Bounds: at most [`MAX_REQUESTS`] requests and [`MAX_SECONDS`] seconds.
@@ -70,8 +71,13 @@ pub enum Arrival {
         /// As in `Gamma`; infinite means equal gaps.
         burstiness: f64,
     },
-    /// Poisson arrivals: pairs of a rate (requests per second) and its duration (seconds).
-    Steps(Vec<(f64, f64)>),
+    /// Rates that follow one another.
+    Steps {
+        /// Pairs of a rate (requests per second) and its duration (seconds).
+        steps: Vec<(f64, f64)>,
+        /// As in `Gamma`, for gaps in units of the mean gap at each moment.
+        burstiness: f64,
+    },
     /// All at the start.
     AtOnce,
     /// At these times, seconds from the start, ascending.
@@ -130,9 +136,13 @@ impl Arrival {
                 let sound = positive(*start) && positive(*end) && *burstiness > 0.0;
                 (!sound).then_some("both rates of a ramp, and a burstiness,")
             }
-            Self::Steps(steps) => {
-                let sound = !steps.is_empty() && steps.iter().all(|(rate, time)| positive(*rate) && positive(*time));
-                (!sound).then_some("every rate and time of the steps")
+            Self::Steps { steps, burstiness } => {
+                let rates = !steps.is_empty() && steps.iter().all(|(rate, time)| positive(*rate) && positive(*time));
+                if rates {
+                    (!positive(*burstiness)).then_some("a burstiness")
+                } else {
+                    Some("every rate and time of the steps")
+                }
             }
             Self::Recorded(recorded) => recorded.is_empty().then_some("a number of recorded times"),
             Self::ClosedLoop { concurrency } => (*concurrency == 0).then_some("a concurrency"),
@@ -159,7 +169,7 @@ impl Arrival {
             Self::Constant { .. } => "constant",
             Self::Burst { .. } => "bursts",
             Self::Ramp { .. } => "ramp",
-            Self::Steps(_) => "steps",
+            Self::Steps { .. } => "steps",
             Self::AtOnce => "at once",
             Self::Recorded(_) => "recorded",
             Self::ClosedLoop { .. } => "closed loop",
@@ -179,7 +189,7 @@ impl Arrival {
             }
             (Self::Recorded(recorded), _) => recorded.len() as f64,
             (_, Extent::Requests(count)) => count as f64,
-            (Self::Steps(steps), _) => steps.iter().map(|(rate, time)| rate * time).sum(),
+            (Self::Steps { steps, .. }, _) => steps.iter().map(|(rate, time)| rate * time).sum(),
             (_, Extent::Lasting(length)) => (self.rate().unwrap_or(0.0) * length.as_secs_f64()).ceil(),
         };
         if expected > MAX_REQUESTS as f64 {
@@ -215,7 +225,7 @@ impl Arrival {
                     };
                     Some(now + gamma(&mut rng, *burstiness) / rate)
                 }
-                Self::Steps(steps) => next_in_steps(steps, now, rng.exponential()),
+                Self::Steps { steps, burstiness } => next_in_steps(steps, now, gamma(&mut rng, *burstiness)),
                 Self::AtOnce => Some(0.0),
                 Self::Recorded(recorded) => recorded.get(times.len()).copied(),
                 Self::ClosedLoop { .. } => None,
@@ -257,8 +267,8 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     }
 }
 
-/// The next arrival after `now` of a Poisson process whose rate changes in steps. `unit` is drawn from an exponential
-/// distribution with mean 1: the number of arrivals expected in between.
+/// The next arrival after `now` of a process whose rate changes in steps. `unit` is drawn from a distribution with mean 1: the
+/// number of arrivals expected in between.
 fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
     let mut end = 0.0;
     for (rate, time) in steps {
@@ -345,7 +355,7 @@ mod tests {
         assert!(Arrival::Burst { rate: 1.0, size: 0 }.check().is_err());
         assert!(Arrival::ClosedLoop { concurrency: 0 }.check().is_err());
         assert!(Arrival::Gamma { rate: 1.0, burstiness: 0.0 }.check().is_err());
-        assert!(Arrival::Steps(vec![(1.0, 0.0)]).check().is_err());
+        assert!(Arrival::Steps { steps: vec![(1.0, 0.0)], burstiness: 1.0 }.check().is_err());
         assert!(Arrival::Recorded([].into()).check().is_err());
         assert!(Arrival::AtOnce.schedule(Extent::Lasting(MINUTE), 0).is_err());
     }
@@ -382,7 +392,7 @@ mod tests {
 
     #[test]
     fn steps_have_each_rate_for_its_time_and_end() {
-        let steps = Arrival::Steps(vec![(100.0, 20.0), (10.0, 20.0), (200.0, 20.0)]);
+        let steps = Arrival::Steps { steps: vec![(100.0, 20.0), (10.0, 20.0), (200.0, 20.0)], burstiness: 1.0 };
         let times = steps.schedule(Extent::Lasting(MINUTE * 9), 2).unwrap();
         let within = |from: u64, to: u64| times.iter().filter(|time| (from..to).contains(&time.as_secs())).count();
         // Within four standard deviations each.
@@ -390,6 +400,26 @@ mod tests {
         assert!((143..257).contains(&within(20, 40)), "{}", within(20, 40));
         assert!((3_750..4_250).contains(&within(40, 60)), "{}", within(40, 60));
         assert_eq!(within(60, 600), 0);
+    }
+
+    #[test]
+    fn steps_may_be_burstier_than_poisson_with_the_same_rates() {
+        let times = |burstiness| {
+            let steps = Arrival::Steps { steps: vec![(50.0, 300.0), (200.0, 300.0)], burstiness };
+            steps.schedule(Extent::Lasting(MINUTE * 10), 4).unwrap()
+        };
+        // Squared coefficient of variation of the gaps of each step: the inverse of the shape.
+        for (burstiness, expected) in [(1.0, 1.0), (0.25, 4.0)] {
+            let times: Vec<f64> = times(burstiness).iter().map(Duration::as_secs_f64).collect();
+            for (from, to, rate) in [(0.0, 300.0, 50.0), (300.0, 600.0, 200.0)] {
+                let own: Vec<f64> = times.iter().copied().filter(|at| (from..to).contains(at)).collect();
+                let gaps: Vec<f64> = own.windows(2).map(|two| two[1] - two[0]).collect();
+                let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+                let squares = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+                assert!((mean * rate - 1.0).abs() < 0.06, "{mean} at {rate}");
+                assert!((squares / mean / mean / expected - 1.0).abs() < 0.15, "{squares} at {burstiness}");
+            }
+        }
     }
 
     #[test]

@@ -232,7 +232,7 @@ fn arrival(args: &BenchArgs, workload: &Workload) -> anyhow::Result<(Arrival, Ex
         let length: f64 = steps.0.iter().map(|(_, time)| time).sum();
         let length = Duration::try_from_secs_f64(length).ok().filter(|length| length.as_secs_f64() <= MAX_SECONDS);
         extent = Extent::Lasting(length.with_context(|| format!("--rate-steps: longer than {MAX_SECONDS:.0e} s"))?);
-        Arrival::Steps(steps.0.clone())
+        Arrival::Steps { steps: steps.0.clone(), burstiness: 1.0 }
     } else if let Some(strategy) = load.ramp_up_strategy {
         if load.request_rate.finite().is_some() {
             bail!("--ramp-up-strategy sets the rate; leave --request-rate out");

@@ -10,6 +10,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::autoscale::Autoscale;
 use super::backend::Backend;
 use super::file::Entry;
 use super::key::KeySpec;
@@ -76,6 +77,8 @@ table! {
         /// Backends that are pods of a Kubernetes cluster, instead of tables `backend`. Pods come and go while the gateway runs. It
         /// reaches the API server as its service account, or as KUBECONFIG says.
         pub kubernetes: Option<Pods> = optional("backends are listed");
+        /// How many engines the pool should have.
+        pub autoscale: Option<Autoscale> = optional("not computed");
         /// One table per vLLM server.
         pub backends as "backend": Vec<Backend> = tables(limits::MAX_BACKENDS).in_force();
     }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::auth::Auth;
+use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
 use super::limits;
 use super::model::Model;
@@ -178,6 +179,12 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     }
     if pool.policy == Policy::PrefixAffinity {
         report.add_at(&at("policy"), Situation::AffinityIsLeastWork);
+    }
+    if let Some(autoscale) = pool.autoscale
+        && autoscale.min > autoscale.max
+    {
+        let (found, min) = (autoscale.max.to_string(), autoscale.min.to_string());
+        report.add_at(&at("autoscale.max"), Situation::OutOfRange { found, min, max: ENGINES.to_string() });
     }
     put_pods::check(pool, path, report);
     if pool.backends.is_empty() && pool.kubernetes.is_none() && report.is_sound(&at("backend")) {

@@ -44,6 +44,7 @@ use super::recent::{MinuteStats, verdict};
 use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
+use super::wanted::{PoolEngines, Wanted};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
 use crate::flow::{Outcome, Record, Recorder};
@@ -164,6 +165,11 @@ impl Telemetry {
     /// Shows this gateway's part in the ledger of several gateways, which `view` reads, on the metrics page. Called at most once.
     pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
         series::register(&self.registry, Cluster::new(view));
+    }
+
+    /// Shows how many engines pools should have, which `view` reads, on the metrics page. Called once.
+    pub fn show_pool_engines(&self, view: impl Fn() -> Vec<PoolEngines> + Send + Sync + 'static) {
+        series::register(&self.registry, Wanted::new(view));
     }
 
     /// Shows what the online tuner does, which `view` reads, on the metrics page, and gives it every record, also those of

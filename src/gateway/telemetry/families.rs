@@ -181,6 +181,11 @@ families! {
         "Copies for a shadow arm by outcome (completed, failed, refused, no_room, cut, over_budget) since the gateway started";
     COPIES_IN_FLIGHT: "sluice_copies_in_flight" MetricKind::Gauge, ARM,
         "Copies for a shadow arm in flight, which hold no lease";
+    ENGINES_WANTED: "sluice_engines_wanted" MetricKind::Gauge, &["pool"],
+        "Engines that a pool should have, by the load that is expected; absent without pool.autoscale";
+    ENGINE_START_EXPECTED: "sluice_engine_start_expected_seconds" MetricKind::Gauge, &["pool"],
+        "How long an engine of the pool is expected to take from its order to its first request: the longest of the last starts, or \
+         autoscale.cold_start; absent without pool.autoscale";
     TUNER_EVENTS: "sluice_tuner_events_total" MetricKind::Counter, &["event"],
         "Changes of limits that the online tuner proposed, tried, kept, undone, or undone without a verdict (stood_back)";
     TUNER_MODE: "sluice_tuner_mode" MetricKind::Gauge, &["mode"],

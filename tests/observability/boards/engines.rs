@@ -138,6 +138,10 @@ fn engines() -> Vec<Panel> {
     let running = "time() - max by (job, pool, backend) (sluice_engine_start_seconds{@pool} > 0)";
     let count = |family: &str| format!("sum by (job, pool, backend) (increase({family}{{@pool}}[1h]))");
     let external = "no engine is run by the gateway";
+    let fixed = "no pool has autoscale";
+    let wanted = "max by (job, pool) (sluice_engines_wanted{@pool})";
+    let ready = "sum by (job, pool) (max by (job, pool, backend) (sluice_backend_state{@pool,state=\"ready\"}))";
+    let start = "max by (job, pool) (sluice_engine_start_expected_seconds{@pool})";
     vec![
         row("Engines that the gateway runs"),
         lines("Phase", "none", vec![between(phase, "{{pool}}/{{backend}} {{phase}}").or_empty(external)])
@@ -151,5 +155,12 @@ fn engines() -> Vec<Panel> {
                 adds(count("sluice_engine_crashes_total"), "{{pool}}/{{backend}} crashes").or_empty(external),
             ],
         ),
+        lines(
+            "Engines wanted",
+            "none",
+            vec![between(wanted, "{{pool}} wanted").or_empty(fixed), between(ready, "{{pool}} ready")],
+        )
+        .about("What pool.autoscale computes, as the replica with the largest number says, beside the backends that are ready"),
+        lines("Expected start of an engine", "s", vec![between(start, "{{pool}}").or_empty(fixed)]),
     ]
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::{read, read_with, surroundings, valid};
-use crate::config::{Config, Loaded, Resolved, Situation, limits, reference};
+use crate::config::{Config, Loaded, Resolved, Situation, Target, limits, reference};
 use crate::tls::testing::Authority;
 
 fn folder() -> PathBuf {
@@ -57,6 +57,20 @@ fn every_sample_is_valid() {
     assert_eq!(names, expected);
     for name in names {
         load(&name);
+    }
+}
+
+#[test]
+fn the_sample_for_slurm_is_valid_and_has_its_commands() {
+    let config = load("slurm/sluice.toml").config;
+    let backends = &config.pools[0].backends;
+    assert_eq!(backends.len(), 2);
+    for backend in backends {
+        let Target::Control(_, control) = &backend.target else { panic!("{} has no commands", backend.name) };
+        for words in [&control.start, &control.stop, &control.status] {
+            let program = words[0].strip_prefix("/etc/sluice/").expect("the folder that the file says to copy");
+            assert!(folder().join(program).is_file(), "config/{program} is missing");
+        }
     }
 }
 

@@ -1,0 +1,81 @@
+//! `[autoscale]` of a scenario: who decides how many engines there are.
+//!
+//! The rules of each policy are in `autoscale`. Unknown keys are errors; bounds are checked with the number of engines that the scenario
+//! has.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::error::LabError;
+use sluice_core::base::Period;
+
+/// `[autoscale]` of a scenario or a variant.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Autoscale {
+    /// Who decides.
+    pub policy: Policy,
+    /// Engines at the start of the run. Default: `min`, at least one.
+    pub start: Option<u32>,
+    /// The fewest engines. Default 1.
+    #[serde(default = "one")]
+    pub min: u32,
+    /// The most engines. Default: those of the scenario.
+    pub max: Option<u32>,
+    /// What the metric should be: requests for each engine, or the share of the time in which it computes.
+    pub target: Option<f64>,
+    /// From the order of an engine to its first request. Default 2 min.
+    pub cold_start: Option<Period>,
+    /// How long fewer engines must suffice. Default 5 min.
+    pub down_after: Option<Period>,
+    /// `predicted`: requests per second that an engine serves within the objectives; default: it is learned.
+    pub rate: Option<f64>,
+    /// `predicted`: what arrived on the day before is known: the first traffic, drawn with another seed.
+    #[serde(default)]
+    pub day_before: bool,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Who decides how many engines there are.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// No one decides: as many as at the start.
+    Fixed,
+    /// HPA or KEDA on the requests that wait.
+    Queue,
+    /// HPA or KEDA on the requests that wait or run.
+    InFlight,
+    /// HPA on the utilization of the engines.
+    Busy,
+    /// The gateway.
+    Predicted,
+}
+
+impl Autoscale {
+    /// Checks the bounds.
+    pub(crate) fn check(&self, pools: usize, engines: usize) -> Result<(), LabError> {
+        let max = self.max.unwrap_or(engines as u32);
+        let start = self.start.unwrap_or(self.min.max(1));
+        let positive = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value > 0.0);
+        let sound = pools == 1 && self.min <= max && (self.min..=max).contains(&start) && max as usize <= engines;
+        match sound && positive(self.target) && positive(self.rate) {
+            true => Ok(()),
+            false => Err(LabError::Autoscale(format!("{pools} pools, {engines} engines, {self:?}"))),
+        }
+    }
+
+    /// From the order of an engine to its first request.
+    pub(crate) fn cold_start(&self) -> Duration {
+        self.cold_start.map_or(Duration::from_secs(120), |period| period.0)
+    }
+
+    /// How long fewer engines must suffice.
+    pub(crate) fn down_after(&self) -> Duration {
+        self.down_after.map_or(Duration::from_secs(300), |period| period.0)
+    }
+}

@@ -1,0 +1,76 @@
+//! What the requests of a pool cost and experienced since the last look, as the [`Scaler`](super::Scaler) counts it.
+//!
+//! The *work* of a request is what it costs an engine, in prompt tokens: those that the engine computes, and [`OUTPUT_WORK`] for
+//! each output token. The capacity of an engine is learned in the same unit, so the factor matters only while the mix of lengths
+//! changes. At full batches an output token takes as long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B
+//! model).
+
+use std::time::Duration;
+
+use crate::loss::worst_ratio;
+use sluice_core::meter::slo::Objectives;
+use sluice_core::openai::ShedReason;
+use sluice_gateway::flow::Record;
+use sluice_gateway::flow::record::{Outcome, Stage};
+
+/// Work of an output token, in prompt tokens.
+pub const OUTPUT_WORK: f64 = 5.0;
+/// Without objectives, a request that waited longer in the queue has missed them.
+const WAITED: Duration = Duration::from_secs(1);
+/// A request came near its objectives from this share of a bound on.
+const NEAR: f64 = 0.5;
+
+/// Requests that have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// How many.
+    pub ended: f64,
+    /// Those whose work is known, and their work.
+    pub known: (f64, f64),
+    /// Those that say something about the load, as no failed and no refused request does.
+    pub judged: f64,
+    /// Of those, the ones that missed an objective or were shed.
+    pub missed: f64,
+    /// Of those, the ones that came near one, or missed it.
+    pub near: f64,
+}
+
+impl Tally {
+    /// Counts a request.
+    pub fn add(&mut self, record: &Record, objectives: &Objectives) {
+        if !record.generates() || record.copy.is_some() {
+            return;
+        }
+        self.ended += 1.0;
+        if record.outcome == Outcome::Completed {
+            let cached = record.stats.as_ref().and_then(|stats| stats.usage.cached).unwrap_or(0);
+            let prompt = record.prompt_tokens().saturating_sub(cached) as f64;
+            self.known.0 += 1.0;
+            self.known.1 += prompt + OUTPUT_WORK * record.generated_tokens() as f64;
+        }
+        let ratio = match record.outcome {
+            Outcome::Completed if objectives.is_empty() => record.queue_wait.as_secs_f64() / WAITED.as_secs_f64(),
+            Outcome::Completed => match record.stats.as_ref() {
+                Some(stats) => worst_ratio(stats, record.prompt_tokens(), objectives),
+                None => return,
+            },
+            Outcome::Shed(
+                ShedReason::QueueFull | ShedReason::QueueTimeout | ShedReason::EngineStarting | ShedReason::NoBackend,
+            )
+            | Outcome::Timeout(Stage::FirstByte) => f64::INFINITY,
+            _ => return,
+        };
+        self.judged += 1.0;
+        self.missed += f64::from(u8::from(ratio > 1.0));
+        self.near += f64::from(u8::from(ratio > NEAR));
+    }
+
+    /// Adds another one.
+    pub fn merge(&mut self, other: &Self) {
+        self.ended += other.ended;
+        self.known = (self.known.0 + other.known.0, self.known.1 + other.known.1);
+        self.judged += other.judged;
+        self.missed += other.missed;
+        self.near += other.near;
+    }
+}

@@ -1,0 +1,239 @@
+//! Computes every second how many engines each pool with an `autoscale` table should have, for the metrics page.
+//!
+//! How long a start takes is measured here, whatever starts the engines: from the first sight of a backend or pod that is not in use
+//! to its first look in use. The longest of the last [`STARTS`] counts, because an engine that comes late is the one that is missed.
+//!
+//! Nothing is kept over a restart of the gateway: what an engine holds and the day before are learned anew; until then the engines stay
+//! as many as they are, and a queue adds some.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use crate::config::{Config, Pool};
+use crate::fleet::discovery::PodsView;
+use crate::online::{Look, Observer, Scaler, ScalerRules};
+use crate::pool::{Cordon, PoolView};
+use crate::telemetry::PoolEngines;
+use parking_lot::Mutex;
+
+/// Starts of which the longest counts.
+const STARTS: usize = 5;
+/// What was seen to start is forgotten after this long: it never came.
+const NEVER: Duration = Duration::from_secs(3_600);
+
+/// The scalers of all pools that have one.
+#[derive(Debug, Default)]
+pub(crate) struct Scaling(Mutex<BTreeMap<String, Scaled>>);
+
+/// A pool.
+#[derive(Debug)]
+struct Scaled {
+    scaler: Scaler,
+    rules: ScalerRules,
+    starts: Starts,
+    wanted: u32,
+}
+
+/// How long engines took to start.
+#[derive(Debug, Default)]
+struct Starts {
+    /// Names of engines that are not in use, and since when.
+    since: BTreeMap<String, Duration>,
+    took: VecDeque<Duration>,
+}
+
+impl Starts {
+    /// Engines that start at this moment, and those in use.
+    fn see<'a>(&mut self, starting: &[String], in_use: impl Iterator<Item = &'a str>, now: Duration) {
+        for name in in_use {
+            if let Some(took) = self.since.remove(name).and_then(|since| now.checked_sub(since)) {
+                self.took.push_back(took);
+                if self.took.len() > STARTS {
+                    self.took.pop_front();
+                }
+            }
+        }
+        for name in starting {
+            self.since.entry(name.clone()).or_insert(now);
+        }
+        self.since.retain(|name, since| starting.contains(name) && now.saturating_sub(*since) < NEVER);
+    }
+
+    fn longest(&self) -> Option<Duration> {
+        self.took.iter().max().copied()
+    }
+}
+
+impl Scaling {
+    /// One look at all pools. Returns what has changed, in words.
+    pub(super) fn step(
+        &self,
+        config: &Config,
+        view: &[PoolView],
+        pods: &[PodsView],
+        observer: &Observer,
+        now: Duration,
+    ) -> Vec<String> {
+        let mut scaled = self.0.lock();
+        scaled.retain(|name, _| config.pools.iter().any(|pool| pool.name == *name && pool.autoscale.is_some()));
+        let mut changes = Vec::new();
+        for pool in &config.pools {
+            let Some(rules) = rules(pool) else { continue };
+            let Some(view) = view.iter().find(|view| *view.name == *pool.name) else { continue };
+            let starting = starting(view, pods);
+            let own = scaled.entry(pool.name.clone()).or_insert_with(|| Scaled {
+                scaler: Scaler::new(rules),
+                rules,
+                starts: Starts::default(),
+                wanted: 0,
+            });
+            let serving = || view.backends.iter().filter(|backend| backend.in_rotation());
+            own.starts.see(&starting, serving().map(|backend| &*backend.name), now);
+            let cold_start = own.starts.longest().unwrap_or(rules.cold_start);
+            if own.rules != (ScalerRules { cold_start, ..rules }) {
+                own.rules = ScalerRules { cold_start, ..rules };
+                own.scaler.set_rules(own.rules);
+            }
+            let wanted = own.scaler.step(
+                &Look {
+                    ready: serving().count() as u32,
+                    starting: starting.len() as u32,
+                    queue: view.queue_length,
+                    in_flight: view.backends.iter().map(|backend| backend.used.slots as usize).sum(),
+                    slots: serving().map(|backend| backend.limits.slots).min().unwrap_or(pool.slots),
+                    tally: observer.take_tally(&pool.name),
+                },
+                now,
+            );
+            let before = std::mem::replace(&mut own.wanted, wanted);
+            if before != wanted && before > 0 {
+                changes.push(format!(
+                    "pool {}: {wanted} engines wanted (were {before}): {}",
+                    pool.name,
+                    own.scaler.why()
+                ));
+            }
+        }
+        changes
+    }
+
+    /// For the metrics page.
+    pub(super) fn view(&self) -> Vec<PoolEngines> {
+        let scaled = self.0.lock();
+        let view = |(pool, own): (&String, &Scaled)| {
+            Some(PoolEngines {
+                pool: pool.clone(),
+                wanted: own.scaler.wanted()?,
+                start_seconds: own.rules.cold_start.as_secs_f64(),
+            })
+        };
+        scaled.iter().filter_map(view).collect()
+    }
+}
+
+fn rules(pool: &Pool) -> Option<ScalerRules> {
+    let autoscale = pool.autoscale?;
+    Some(ScalerRules {
+        min: autoscale.min,
+        max: autoscale.max,
+        attainment: pool.slo.attainment,
+        cold_start: autoscale.cold_start,
+        down_after: autoscale.down_after,
+        rate: autoscale.rate,
+    })
+}
+
+/// The names of engines that are on their way: backends whose engine starts, and pods that are not in use yet.
+fn starting(view: &PoolView, pods: &[PodsView]) -> Vec<String> {
+    let cordoned = view.backends.iter().filter(|backend| backend.cordon == Cordon::Starting && !backend.removed);
+    let mut names: Vec<String> = cordoned.map(|backend| backend.name.to_string()).collect();
+    let pods = pods.iter().filter(|pods| *pods.pool == *view.name).flat_map(|pods| &pods.pods);
+    for pod in pods.filter(|pod| matches!(&*pod.state, "not_ready" | "cold" | "warming_up")) {
+        let is_used = view.backends.iter().any(|backend| *backend.name == *pod.name && backend.in_rotation());
+        if !is_used && !names.contains(&pod.name) {
+            names.push(pod.name.clone());
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::{Machine, Surroundings};
+    use crate::fleet::discovery::PodView;
+    use crate::flow::specs;
+    use crate::pool::Admission;
+    use tokio::time::Instant;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn config(autoscale: &str) -> Config {
+        let text = format!(
+            "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n{autoscale}\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n\
+             [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:10\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
+    }
+
+    fn pool(config: &Config) -> Arc<Admission> {
+        let rules = specs::health_rules(&config.health);
+        let admission = Admission::new(Instant::now(), rules, 1);
+        let layout = admission.apply(&specs::pools(config), rules, Instant::now());
+        for backend in layout.backends.iter().flatten() {
+            admission.record_probe(*backend, true, Instant::now());
+        }
+        admission
+    }
+
+    #[tokio::test]
+    async fn a_pool_with_the_table_wants_what_it_has_and_one_without_has_no_metric() {
+        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let plain = config("");
+        let view = pool(&plain).view();
+        scaling.step(&plain, &view, &[], &observer, SECOND);
+        assert_eq!(scaling.view(), []);
+        let scaled = config("autoscale = { max = 4 }");
+        let mut changes = Vec::new();
+        for second in 1..=70 {
+            assert_eq!(scaling.view().is_empty(), second <= 61, "nothing is published in the first minute");
+            changes.extend(scaling.step(&scaled, &view, &[], &observer, second * SECOND));
+        }
+        let shown = scaling.view();
+        assert_eq!((shown[0].wanted, &*shown[0].pool, changes.len()), (2, "p", 0));
+        let fewer = config("autoscale = { max = 1 }");
+        let changes = scaling.step(&fewer, &view, &[], &observer, 71 * SECOND);
+        assert_eq!((scaling.view()[0].wanted, changes.len()), (1, 1), "{changes:?}");
+        scaling.step(&plain, &view, &[], &observer, 72 * SECOND);
+        assert_eq!(scaling.view(), []);
+    }
+
+    #[tokio::test]
+    async fn the_longest_start_that_was_seen_replaces_the_stated_one() {
+        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let config = config("autoscale = { max = 4, cold_start = \"3m\" }");
+        let admission = pool(&config);
+        let pods = |state: &str| {
+            let pod = PodView { name: "a".to_owned(), state: state.to_owned(), why: None };
+            vec![PodsView { pool: "p".to_owned(), trouble: None, pods: vec![pod] }]
+        };
+        let a = admission.view()[0].backends[0].id;
+        admission.set_cordon(a, Cordon::Down);
+        let seen = || scaling.0.lock()["p"].rules.cold_start.as_secs_f64();
+        scaling.step(&config, &admission.view(), &pods("not_ready"), &observer, 10 * SECOND);
+        scaling.step(&config, &admission.view(), &pods("warming_up"), &observer, 11 * SECOND);
+        assert_eq!(seen(), 180.0);
+        admission.set_cordon(a, Cordon::Open);
+        scaling.step(&config, &admission.view(), &pods("in_use"), &observer, 105 * SECOND);
+        assert_eq!(seen(), 95.0);
+        admission.set_cordon(a, Cordon::Starting);
+        scaling.step(&config, &admission.view(), &[], &observer, 200 * SECOND);
+        admission.set_cordon(a, Cordon::Open);
+        scaling.step(&config, &admission.view(), &[], &observer, 230 * SECOND);
+        assert_eq!(seen(), 95.0, "the longest one");
+    }
+}
