@@ -73,8 +73,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
-    let telemetry = Telemetry::new(&config, Box::new(move || view.view()))?;
-    let telemetry = Arc::new(telemetry);
+    let telemetry = Arc::new(Telemetry::new(&config, Box::new(move || view.view()))?);
     let (learned, state) = (LearnedState::default(), config.fleet.state.clone());
     experiments::restore(&learned.experiments, &state);
     learned.experiments.wait_for_models();
@@ -83,8 +82,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
     let (launched, others) = (engines::engines(&config, &layout, &fleet), engines::external_backends(&config, &layout));
     let clients = ClientLimits::new(&config.server);
-    let counted = Arc::clone(&clients);
-    telemetry.show_clients(move || counted.view());
+    show_clients(&telemetry, &clients);
     let app = Arc::new(App {
         flow,
         admission,
@@ -113,9 +111,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         app.fleet.serves_beside_another(app.config.load().fleet.drain);
     }
     app.fleet.apply(launched, others);
-    let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
-    let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
-    tracing::debug!(complete = first.is_ok(), "first probe done");
+    let prober = first_probe(&app).await;
     if let Some(predecessor) = &mut predecessor
         && let Err(error) = take_place(predecessor, &app, cluster.as_ref(), engines).await
     {
@@ -127,6 +123,14 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         return Err(error);
     }
     Ok(serve(app, prober, (listener, admin_socket), sockets, predecessor, cluster))
+}
+
+/// Probes every backend once, as far as that is soon done.
+async fn first_probe(app: &Arc<App>) -> Prober {
+    let mut prober = Prober::new(Arc::clone(&app.admission), Arc::clone(&app.reported));
+    let first = tokio::time::timeout(FIRST_PROBE, app.probe(&mut prober)).await;
+    tracing::debug!(complete = first.is_ok(), "first probe done");
+    prober
 }
 
 /// The gateway before this one claims what it uses, once this one has the engines, and a share of the ledger if there is one.
@@ -236,6 +240,11 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
+fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>) {
+    let counted = Arc::clone(clients);
+    telemetry.show_clients(move || counted.view());
+}
+
 /// Weak: the app holds its telemetry.
 fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
@@ -247,10 +256,10 @@ fn show_on_metrics_page(app: &Arc<App>) {
     app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
+    app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
     if let Some(cluster) = app.cluster.clone() {
         app.telemetry.show_cluster(move || cluster.metrics());
     }
-    app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
 }
 
 fn warn_about_unattended(config: &Config) {

@@ -213,6 +213,7 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
         renewed_seconds: Some(0.5),
         writes: [("written", 7), ("refused", 2), ("unknown", 1)],
     });
+    telemetry.show_pool_engines(|| vec![PoolEngines { pool: "short".to_owned(), wanted: 2, start_seconds: 90.0 }]);
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.configured(&with_objectives());
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);

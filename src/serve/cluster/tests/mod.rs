@@ -37,21 +37,28 @@ enum Fault {
 struct State {
     bytes: Option<Vec<u8>>,
     version: u64,
-    fault: Fault,
 }
 
-/// One object in memory. A call takes some milliseconds.
+/// One object in memory, as one or all gateways reach it. A call takes some milliseconds.
 #[derive(Clone, Debug, Default)]
-struct Memory(Arc<Mutex<State>>);
+struct Memory {
+    state: Arc<Mutex<State>>,
+    fault: Arc<Mutex<Fault>>,
+}
 
 impl Memory {
+    /// The same object, with faults of its own.
+    fn apart(&self) -> Self {
+        Self { state: Arc::clone(&self.state), fault: Arc::default() }
+    }
+
     fn set(&self, fault: Fault) {
-        self.0.lock().fault = fault;
+        *self.fault.lock() = fault;
     }
 
     async fn pass(&self, what: Fault) {
         sleep(Duration::from_millis(3)).await;
-        if self.0.lock().fault == what {
+        if *self.fault.lock() == what {
             std::future::pending::<()>().await;
         }
     }
@@ -64,14 +71,14 @@ impl Store for Memory {
 
     async fn read(&self) -> Result<Found, String> {
         self.pass(Fault::Gone).await;
-        let state = self.0.lock();
+        let state = self.state.lock();
         Ok(Found { bytes: state.bytes.clone(), version: state.version.to_string() })
     }
 
     async fn write(&self, bytes: Vec<u8>, over: &Found) -> Written {
         self.pass(Fault::Gone).await;
         let written = {
-            let mut state = self.0.lock();
+            let mut state = self.state.lock();
             let same = state.version.to_string() == over.version;
             if same {
                 (state.bytes, state.version) = (Some(bytes), state.version + 1);
@@ -291,4 +298,24 @@ async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_
         let why = gateways[0].cluster.view().status().why;
         assert_eq!(why.is_some_and(|why| why.contains("what they run")), mode == ClusterMode::Strict);
     }
+}
+
+/// What a plan takes from a gateway, others may have as soon as it is written: the gateway uses no more from before it is sent.
+#[tokio::test(start_paused = true)]
+async fn less_is_used_from_before_a_write_is_sent() {
+    let store = Memory::default();
+    let forgetful = store.apart();
+    let mut gateways =
+        vec![Gateway::join(&forgetful, 1, ClusterMode::Strict), Gateway::join(&store, 2, ClusterMode::Strict)];
+    pass(&mut gateways, 20, |gateways| gateways[0].fill(30)).await;
+    let had = gateways[0].share();
+    assert!(had >= 7, "{had}");
+    forgetful.set(Fault::Forgets);
+    // `pass` compares what both may use at every step.
+    pass(&mut gateways, 3, |gateways| {
+        (gateways[0].leases, gateways[0].tickets) = Default::default();
+        gateways[1].fill(30);
+    })
+    .await;
+    assert!(gateways[1].leases.len() > (SLOTS - had) as usize, "the other has got more");
 }
