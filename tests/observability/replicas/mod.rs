@@ -94,9 +94,13 @@ fn disagreement(replicas: Replicas, [a, b, both]: &[Vector; 3]) -> Option<String
     lost.map(|labels| format!("{labels} is missing for both"))
 }
 
+/// Is there with pool.autoscale only, and not in the first minute.
+const OF_AUTOSCALE: &str = "sluice_engine_start_expected_seconds";
+
 /// Whether an expression is about the engine that the first gateway runs, which is there.
 fn runs_engines(expr: &str) -> bool {
-    named(expr).iter().any(|(metric, _)| metric.starts_with("sluice_engine_") && !to_come(metric))
+    let of_engines = |metric: &str| metric.starts_with("sluice_engine_") && metric != OF_AUTOSCALE && !to_come(metric);
+    named(expr).iter().any(|(metric, _)| of_engines(metric))
 }
 
 fn panels(asked: &Asked<'_>, complaints: &mut Vec<String>) {
