@@ -19,18 +19,17 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::autoscale_rules::{Autoscale, Policy};
 use crate::cluster::Cluster;
 use crate::engine::EngineStats;
 use crate::setup::{EngineChange, Lab};
+use crate::tuning::Surroundings;
 use sluice_bench::{Extent, RunPlan};
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
 use sluice_online::scaler::demand::DAY;
 use sluice_online::scaler::tally::OUTPUT_WORK;
-use sluice_online::{Look, Observer, Scaler, ScalerRules};
+use sluice_online::{Look, Scaler, ScalerRules};
 
 /// The longest time for the requests of an engine that is to go; `terminationGracePeriodSeconds` in the chart.
 const DRAIN: Duration = Duration::from_secs(330);
@@ -54,18 +53,6 @@ enum State {
     Ready,
     /// Its requests may take until then.
     Draining(Duration),
-}
-
-/// What the scaler of a run sees and changes.
-pub(crate) struct Around<'a> {
-    pub(crate) now: Duration,
-    pub(crate) start: Instant,
-    pub(crate) admission: &'a Admission,
-    pub(crate) cluster: &'a Cluster,
-    pub(crate) observer: &'a Observer,
-    pub(crate) lab: &'a Lab,
-    /// The gateway's backends, each with the index of its engine.
-    pub(crate) backends: &'a [(BackendId, usize)],
 }
 
 /// The autoscaler of a run.
@@ -141,7 +128,7 @@ impl LabScaler {
     }
 
     /// One look.
-    pub(crate) fn step(&mut self, around: &Around<'_>) {
+    pub(crate) fn step(&mut self, around: &Surroundings<'_>) {
         self.paid = self.paid(around.now);
         self.last = around.now;
         self.advance(around);
@@ -173,7 +160,7 @@ impl LabScaler {
         self.states.iter().filter(|state| of(state)).count() as u32
     }
 
-    fn end(&mut self, at: usize, around: &Around<'_>) {
+    fn end(&mut self, at: usize, around: &Surroundings<'_>) {
         let (backend, engine) = around.backends[at];
         around.cluster.change(around.now, engine, EngineChange::Stop);
         around.admission.set_cordon(backend, self.cordon_when_off(at));
@@ -181,7 +168,7 @@ impl LabScaler {
     }
 
     /// Engines whose start or whose drain is over.
-    fn advance(&mut self, around: &Around<'_>) {
+    fn advance(&mut self, around: &Surroundings<'_>) {
         for at in 0..self.states.len() {
             let (backend, engine) = around.backends[at];
             match self.states[at] {
@@ -199,7 +186,7 @@ impl LabScaler {
         }
     }
 
-    fn wanted(&mut self, around: &Around<'_>, pool: &PoolView, committed: u32) -> u32 {
+    fn wanted(&mut self, around: &Surroundings<'_>, pool: &PoolView, committed: u32) -> u32 {
         let ready = self.count(|state| *state == State::Ready);
         let in_flight: usize = pool.backends.iter().map(|backend| backend.used.slots as usize).sum();
         let target = self.rules.target.unwrap_or(8.0);

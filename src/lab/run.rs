@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::autoscale::{Around, LabScaler};
+use crate::autoscale::LabScaler;
 use crate::client::{LastRecord, seconds};
 use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineStats};
@@ -351,7 +351,7 @@ impl Simulation {
     /// Lets the autoscaler look at its pool.
     fn scale(&mut self, now: Duration) {
         let Some(scaler) = &mut self.scaler else { return };
-        scaler.step(&Around {
+        scaler.step(&Surroundings {
             now,
             start: self.start,
             admission: self.flow.admission(),

@@ -42,7 +42,7 @@ enum Step {
     Start(Duration),
 }
 
-/// What the tuner sees of a run.
+/// What the tuner and the autoscaler see of a run.
 pub(crate) struct Surroundings<'a> {
     pub(crate) now: Duration,
     pub(crate) start: Instant,
