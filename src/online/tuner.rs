@@ -277,15 +277,15 @@ impl Tuner {
     fn needs(&self) -> Vec<Need> {
         let need = |group: &Group| {
             let (controller, (score, _)) = (&group.controller, group.controller.belief());
-            let advice = advice(controller.experience(), &self.facts(group));
             Need {
                 pools: controller.names_by_loss(),
                 since: controller.stuck_since(),
                 busy: controller.is_trying(),
                 load_since: controller.load_since(),
+                limits: controller.limits().clone(),
                 score: *score,
                 target: controller.target(),
-                advice,
+                advice: advice(controller.experience(), &self.facts(group)),
             }
         };
         self.groups.iter().filter(|group| group.has_objectives).map(need).collect()
