@@ -97,7 +97,7 @@ impl EngineTuner {
                 let too_many = flag == EngineFlag::MaxNumSeqs && is_full && *to > value;
                 !too_many && !self.is_closed(pool, flag, *to, look.now) && !self.pooled.is_beaten((flag, *to))
             };
-            candidates.extend(flag.near(value).into_iter().filter(open).map(|to| (flag, to)));
+            candidates.extend(flag.near_used(value, need.running_peak).into_iter().filter(open).map(|to| (flag, to)));
         }
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());

@@ -62,6 +62,8 @@ pub struct Need {
     pub load_since: Duration,
     /// Their limits now.
     pub limits: Limits,
+    /// The most sequences that ran at once on one of their engines; 0: not known.
+    pub running_peak: f64,
     /// The last score.
     pub score: Score,
     /// The share of requests that shall meet their objectives.

@@ -55,6 +55,8 @@ pub(super) struct Deployment {
     pub(super) absence_with: Option<f64>,
     /// The standard error of each forecast.
     pub(super) error: f64,
+    /// The most sequences that ran at once.
+    pub(super) running_peak: f64,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -106,6 +108,7 @@ impl Deployment {
             absence: 0.1,
             absence_with: None,
             error: 0.0,
+            running_peak: 0.0,
         }
     }
 
@@ -176,6 +179,7 @@ impl Deployment {
             score,
             target: 0.99,
             advice: self.advice.clone(),
+            running_peak: self.running_peak,
             ..Need::default()
         }
     }

@@ -337,6 +337,16 @@ fn simulations_that_follow_one_another_make_a_gain_more_certain() {
 }
 
 #[test]
+fn sequences_are_lowered_from_those_that_ran() {
+    let mut pool = Deployment::new(2, |value| (if value > 32.0 { 0.5 } else { 0.05 }, 0.0));
+    pool.forecast = |value| if value > 32.0 { 0.5 } else { 0.05 };
+    (0..2).for_each(|engine| pool.give(engine, 1_024.0));
+    pool.running_peak = 49.0;
+    pool.run(7_200);
+    assert_eq!(pool.values(), [32.0; 2], "{}", pool.belief());
+}
+
+#[test]
 fn a_comparison_that_shows_what_was_forecast_goes_on_until_it_is_certain() {
     let mut longest = Duration::ZERO;
     for seed in 1..=3 {
