@@ -1,13 +1,19 @@
 //! Evidence for the slow layer of the online tuner on simulated engines: where flags that were set wrongly end up, how many restarts
 //! that takes, and what it does to requests; planted faults; situations without a gain; loads that change with the hours.
 //!
+//! The binary that `cargo bench --no-run -p sluice-lab --bench engines` names reads only the files that it is given (and
+//! `config/one-pool.toml`, which these name), so it runs on any machine with the folder `config`. `--from SEED --seeds N --jobs N`
+//! run N seeds from SEED on; a line is written when a run has ended.
+//!
 //! ```sh
-//! cargo bench -p sluice-lab --bench engines -- starts config/lab/tuner/engines/{chat,documents,mixed}.toml --jobs 2
-//! cargo bench -p sluice-lab --bench engines -- planted config/lab/tuner/engines/faults.toml --seeds 100
-//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/changes.toml
-//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/day.toml --repeat 7
-//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/stays.toml --repeat 7
-//! cargo bench -p sluice-lab --bench engines -- calibration config/lab/tuner/engines/{chat,changes}.toml --seeds 5
+//! cd config/lab/tuner/engines
+//! engines starts {chat,documents,mixed,memory}.toml --seeds 3 --jobs 32
+//! engines hours stays.toml --repeat 14 --seeds 2 --jobs 8
+//! engines planted faults.toml --only "10 % slower" --seeds 100 --jobs 32         # also "crashes under load", "hangs under load",
+//! engines planted faults.toml --only "no difference" --seeds 1000 --jobs 32      # "fails for long prompts"
+//! engines hours changes.toml --seeds 4 --jobs 8
+//! engines hours day.toml --repeat 7
+//! engines calibration {chat,changes}.toml --seeds 5 --jobs 32
 //! ```
 
 use std::path::PathBuf;
