@@ -173,12 +173,13 @@ impl Candidate {
 
     /// A record in which this one leads.
     fn own(&self, before: &Record, time: &str) -> Record {
-        let new = self.new_record(Some(self.id.clone()), time);
-        match before.holder() == Some(&*self.id) {
-            true => {
-                Record { lease_transitions: before.lease_transitions, acquire_time: before.acquire_time.clone(), ..new }
-            }
-            false => Record { lease_transitions: before.lease_transitions.saturating_add(1), ..new },
+        let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
+        // Nobody had the one that was made without a holder.
+        let is_first = before.acquire_time.is_none() && before.holder().is_none();
+        Record {
+            acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },
+            lease_transitions: before.lease_transitions.saturating_add(u32::from(!stays && !is_first)),
+            ..new
         }
     }
 
