@@ -148,7 +148,7 @@ mod tests {
             let status = |code: u16, message: &str| {
                 (
                     code,
-                    json!({ "kind": "Status", "status": "Failure", "code": code, "message": message, "reason": "R" }),
+                    json!({ "kind": "Status", "status": "Failure", "code": code, "message": message, "reason": if code == 404 { "NotFound" } else { "Other" } }),
                 )
             };
             let all = "/apis/coordination.k8s.io/v1/namespaces/n/leases";
