@@ -29,7 +29,7 @@ pub const RELEASED: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// The identity of the one that leads; absent: nobody does.
+    /// The identity of the one that leads; absent: no gateway does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder_identity: Option<String>,
     /// How long others wait without a renewal, s.
@@ -174,7 +174,7 @@ impl Candidate {
     /// A record in which this one leads.
     fn own(&self, before: &Record, time: &str) -> Record {
         let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
-        // Nobody had the one that was made without a holder.
+        // No candidate had the one that was made without a holder.
         let is_first = before.acquire_time.is_none() && before.holder().is_none();
         Record {
             acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },

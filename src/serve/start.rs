@@ -64,14 +64,9 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let leader = config.cluster.as_ref().and_then(|cluster| cluster::leader(cluster, fleet.lead(), id));
-    match (leader.is_some(), engines::any(&config)) {
-        // Once it leads.
-        (true, _) => {}
-        (false, true) => {
-            fleet.open(&config.fleet.state)?;
-            engines::settle_ports(&mut config, None)?;
-        }
-        (false, false) => warn_about_unattended(&config),
+    // Where one is elected, once it leads.
+    if leader.is_none() {
+        open_journal(&mut config, &fleet)?;
     }
     certificates::warn(&config);
     let tuning = Tuning::new(&mut config, now, fleet.lead());
@@ -128,6 +123,16 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         return Err(error);
     }
     Ok(serve(app, prober, (listener, admin_socket), sockets, predecessor, cluster))
+}
+
+fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
+    if engines::any(config) {
+        fleet.open(&config.fleet.state)?;
+        engines::settle_ports(config, None)?;
+    } else {
+        warn_about_unattended(config);
+    }
+    Ok(())
 }
 
 /// Probes every backend once, as far as that is soon done.

@@ -246,7 +246,7 @@ async fn while_a_leader_stops_in_order_one_gateway_is_ready_at_any_moment_and_no
     assert!(counts.whole.load(Relaxed) > 10, "{counts:?}");
 }
 
-/// A backend whose engine never starts, so that whoever leads goes on starting it; each attempt is a line with the process that made it.
+/// A backend whose engine never starts, so that the gateway that leads goes on starting it; each attempt is a line with the process that made it.
 fn restless(acts: &Path) -> String {
     format!(
         "[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\n[[pool.backend]]\nname = \"c\"\nurl = \"http://127.0.0.1:9\"\n\
@@ -276,7 +276,7 @@ async fn a_leader_that_was_stopped_and_goes_on_changes_no_engine_any_more_and_se
     let stopped = Instant::now();
     let others: Vec<&Gateway> = trio.gateways.iter().filter(|gateway| gateway.name != first.name).collect();
     let second = loop {
-        assert!(stopped.elapsed() < TIMEOUT, "nobody leads\n{}", trio.logs());
+        assert!(stopped.elapsed() < TIMEOUT, "none leads\n{}", trio.logs());
         match (leads(others[0]).await, leads(others[1]).await) {
             (true, false) => break others[0],
             (false, true) => break others[1],
@@ -296,6 +296,31 @@ async fn a_leader_that_was_stopped_and_goes_on_changes_no_engine_any_more_and_se
     for stream in streams {
         assert_eq!(stream.await.unwrap(), Ended::Whole, "{}", first.log());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_leader_that_has_the_journal_of_all_keeps_it_until_it_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (acts, state) = (folder.path().join("acts"), folder.path().join("state"));
+    let mut trio = Trio::start("decides", Some(&state), &restless(&acts)).await;
+    let first = trio.until_one_leads().await;
+    trio.gateways[first].until("it acts", async |_| !lines(&acts).is_empty()).await;
+    trio.gateways[first].signal(Signal::SIGSTOP);
+    let mut frozen = trio.gateways.remove(first);
+    let second = &trio.gateways[trio.until_one_leads().await];
+    let why = async |gateway: &Gateway| {
+        let leader = gateway.status().await.and_then(|status| status.cluster).and_then(|cluster| cluster.leader);
+        leader.and_then(|leader| leader.why).unwrap_or_default()
+    };
+    second.until("it waits", async |gateway| why(gateway).await.contains("used by another running sluice")).await;
+    let before = lines(&acts);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(lines(&acts), before, "an engine was changed without the journal");
+    frozen.kill().await;
+    let pid = second.pid().to_string();
+    second.until("it acts", async |_| lines(&acts).contains(&pid)).await;
+    assert!(second.log().contains("continues what an earlier gateway began"), "{}", second.log());
+    assert_eq!(why(second).await, "");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -320,7 +345,7 @@ async fn what_only_the_leader_may_change_is_refused_elsewhere_with_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_store_nobody_begins_to_lead_and_one_that_leads_stops_in_time_and_serves_on() {
+async fn without_a_store_none_begins_to_lead_and_one_that_leads_stops_in_time_and_serves_on() {
     let trio = Trio::start("serves", None, "").await;
     let first = &trio.gateways[trio.until_one_leads().await];
     trio.store.set(Mood::Silent);

@@ -28,7 +28,7 @@ fn ms(value: u64) -> Duration {
 enum Call {
     /// The next read begins then, by real time.
     Idle(u64),
-    /// Given up then, by the candidate's clock. `number` tells late answers from those that are waited for.
+    /// Given up then, by the candidate's clock. `number`: of the call, by which late answers are known.
     Waits { number: u64, until: Duration },
 }
 
@@ -112,7 +112,7 @@ impl World {
         if self.chance(self.nodes[node].lost[lost]) || self.down {
             return;
         }
-        // Now and then one comes when nobody waits for it any more.
+        // Now and then one comes when the candidate does not wait for it any more.
         let delay = if self.chance(self.late) { self.rng.below(2 * LEASE as usize) } else { self.rng.below(40) };
         let id = self.nodes[node].candidate.id().to_owned();
         self.messages.push((self.now + delay as u64, id, number, message));
@@ -254,7 +254,7 @@ impl World {
         let begun = self.now;
         while self.leaders().is_empty() {
             self.tick();
-            assert!(self.now - begun <= SOON + LEASE, "nobody leads after {} ms", self.now - begun);
+            assert!(self.now - begun <= SOON + LEASE, "none leads after {} ms", self.now - begun);
         }
         self.now - begun
     }
@@ -374,14 +374,14 @@ fn a_lost_object_is_made_anew_by_the_one_that_leads_and_by_others_without_a_hold
     let anew = leader.found(ms(1_000), None, "now").expect("it makes it anew");
     assert_eq!((anew.holder(), leader.leads(ms(1_000))), (Some("one"), true));
     let mut other = Candidate::new("two".to_owned(), ms(LEASE));
-    let nobodys = other.found(ms(0), None, "now").expect("it makes it");
-    assert_eq!(nobodys.holder(), None);
+    let unheld = other.found(ms(0), None, "now").expect("it makes it");
+    assert_eq!(unheld.holder(), None);
     other.sends(ms(0));
-    other.confirmed(&nobodys);
+    other.confirmed(&unheld);
     assert!(!other.leads(ms(1)));
-    assert_eq!(other.found(ms(1_000), Some((&nobodys, "2")), "now"), None);
+    assert_eq!(other.found(ms(1_000), Some((&unheld, "2")), "now"), None);
     // The one that leads still does, and says so.
-    let again = leader.found(ms(1_500), Some((&nobodys, "2")), "now").expect("it leads");
+    let again = leader.found(ms(1_500), Some((&unheld, "2")), "now").expect("it leads");
     assert_eq!((again.holder(), leader.leads(ms(1_500))), (Some("one"), true));
 }
 
