@@ -246,6 +246,29 @@ async fn while_a_leader_stops_in_order_one_gateway_is_ready_at_any_moment_and_no
     assert!(counts.whole.load(Relaxed) > 10, "{counts:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_of_the_leader_gives_the_lead_up_at_once_and_cuts_no_stream() {
+    let mut trio = Trio::start("decides", None, "").await;
+    let first = trio.until_one_leads().await;
+    let clients = Clients::begin(trio.ports());
+    sleep(Duration::from_secs(1)).await;
+    let holder =
+        |store: &Fake| store.value_of(KEY).and_then(|record| record["holderIdentity"].as_str().map(str::to_owned));
+    let (asked, before) = (Instant::now(), holder(&trio.store));
+    trio.gateways[first].run(&["--upgrade"]).await;
+    while holder(&trio.store).is_none_or(|now| Some(now) == before) {
+        assert!(asked.elapsed() < TIMEOUT, "the lead stays\n{}", trio.logs());
+        sleep(LOOK).await;
+    }
+    eprintln!("after the upgrade began another process leads {:.2?} later", asked.elapsed());
+    trio.until_one_leads().await;
+    sleep(Duration::from_secs(1)).await;
+    let counts = clients.end().await;
+    assert_eq!((counts.cut.load(Relaxed), counts.lost.load(Relaxed)), (0, 0), "{counts:?}\n{}", trio.logs());
+    // The old process gave it up: otherwise it would be taken after a lease.
+    assert_eq!(trio.logs().matches("the lead was not given up").count(), 0, "{}", trio.logs());
+}
+
 /// A backend whose engine never starts, so that the gateway that leads goes on starting it; each attempt is a line with the process that made it.
 fn restless(acts: &Path) -> String {
     format!(
