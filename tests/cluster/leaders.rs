@@ -260,6 +260,7 @@ async fn an_upgrade_of_the_leader_gives_the_lead_up_at_once_and_cuts_no_stream()
         assert!(asked.elapsed() < TIMEOUT, "the lead stays\n{}", trio.logs());
         sleep(LOOK).await;
     }
+    assert!(asked.elapsed() < TERM_LEASE, "it waited for the lease\n{}", trio.logs());
     eprintln!("after the upgrade began another process leads {:.2?} later", asked.elapsed());
     trio.until_one_leads().await;
     sleep(Duration::from_secs(1)).await;
