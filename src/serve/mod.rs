@@ -29,6 +29,7 @@ mod scaler;
 mod sockets;
 pub mod upgrade;
 pub mod systemd;
+mod leading;
 mod running;
 #[cfg(feature = "kubernetes")]
 mod find_pods;

@@ -29,7 +29,7 @@ use crate::driver::EngineFailure;
 pub use client::give_gate;
 pub use members::{Job, Members};
 #[cfg(feature = "kubernetes")]
-pub use object::{ObjectWritten, read_object, write_object};
+pub use object::{ObjectWritten, read_lease, read_object, write_lease, write_object};
 #[cfg(feature = "kubernetes")]
 pub use watch::follow;
 
