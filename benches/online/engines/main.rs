@@ -295,6 +295,9 @@ fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
+/// Of a run of `starts`: attainment, requests without a response, and changes kept, tried, with restarts.
+type Start = (f64, usize, [usize; 3]);
+
 fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     println!("| load | start | seed, or runs | tuner | attainment, % | kept, tried, restarts | without a response |");
     println!("|---|---|--:|---|--:|--:|--:|");
@@ -302,10 +305,8 @@ fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error
         let scenario = Scenario::load(file)?;
         let Started { labs, names } = starts_of(&scenario, options, &["off", "apply"])?;
         let half = scenario.file.duration.map_or(0.0, |period| period.0.as_secs_f64() / 2.0);
-        let row = |lab: usize, which: String, runs: &[&(f64, usize, [usize; 3])]| {
-            let mean = |of: &dyn Fn(&(f64, usize, [usize; 3])) -> f64| {
-                runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64
-            };
+        let row = |lab: usize, which: String, runs: &[&Start]| {
+            let mean = |of: &dyn Fn(&Start) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
             let [kept, tried, restarts] = [0, 1, 2].map(|at| format!("{:.1}", mean(&|one| one.2[at] as f64)));
             let (start, mode) = &names[lab];
             let (met, failed) = (percent(mean(&|one| one.0)), mean(&|one| one.1 as f64));
