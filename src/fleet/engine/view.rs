@@ -47,6 +47,9 @@ pub struct EngineView {
     /// When the engine that runs was started, seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<f64>,
+    /// How long its last start took, until it was in rotation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_seconds: Option<f64>,
     /// The last failure, while it still matters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -97,6 +100,7 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         restarts_total: state.history.restarts,
         crashes_total: state.history.crashes,
         started: state.history.started,
+        start_seconds: state.start_took.map(|took| took.as_secs_f64()),
         why: life.why.clone().or_else(|| context.driver.remark()),
     }
 }
