@@ -15,6 +15,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 impl App {
     /// Looks at the pools until `end` is true.
     pub(super) async fn keep_scaling(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        #[cfg(feature = "kubernetes")]
+        let mut sets = super::replicas::Sets::default();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
@@ -31,6 +33,14 @@ impl App {
             // The tuner compares the engines that serve.
             let may_stop = self.tuning.tuner.lock().engine_change().is_none();
             for (pool, wanted) in self.scaling.targets(&config) {
+                #[cfg(feature = "kubernetes")]
+                if let Some(wanted) = wanted
+                    && let Some(pods) =
+                        config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref())
+                {
+                    sets.step(&self.fleet, &pool, pods, wanted, may_stop).await;
+                    continue;
+                }
                 self.fleet.scale(&pool, wanted, may_stop).await;
             }
         }

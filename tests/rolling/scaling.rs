@@ -236,7 +236,7 @@ async fn a_pool_without_requests_has_no_engine_and_the_next_requests_wait_for_on
             sleep(LOOK).await;
         }
         until_steps(&rig, ["idle", "idle", "idle"]).await?;
-        ensure!(status_of(rig.port, "/ready").await? == "200", "it serves whoever comes");
+        ensure!(status_of(rig.port, "/ready").await? == "200", "its pool serves the next request");
         let asked = tokio::join!(ask(rig.port), ask(rig.port), ask(rig.port));
         for answered in [asked.0?, asked.1?, asked.2?] {
             let (head, body, took) = answered;

@@ -20,6 +20,11 @@ capabilities: { drop: [ALL] }
 {{- if and .managed (gt (int $root.Values.replicas) 1) -}}
 {{- fail (printf "pool %s is managed, and only one gateway may change the flags of engines: set replicas to 1, or managed to false" .name) -}}
 {{- end -}}
+{{- if and .autoscale (not .managed) -}}
+{{- if eq .autoscale.kind "gateway" -}}
+{{- fail (printf "pool %s is not managed, so the gateway cannot set its replicas: set managed to true, or autoscale.kind to keda or hpa" .name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .managed (not .engines) -}}
 {{- fail (printf "pool %s is managed and has no engines: set managed to false for pods that are made elsewhere" .name) -}}
 {{- end -}}
@@ -68,6 +73,9 @@ name = {{ .name | quote }}
 {{- with .autoscale }}
 
 [pool.autoscale]
+{{- if eq .kind "gateway" }}
+apply = true
+{{- end }}
 min = {{ int64 .min }}
 max = {{ int64 .max }}
 {{- with .coldStart }}
@@ -75,6 +83,12 @@ cold_start = {{ . | quote }}
 {{- end }}
 {{- with .downAfter }}
 down_after = {{ . | quote }}
+{{- end }}
+{{- with .idleAfter }}
+idle_after = {{ . | quote }}
+{{- end }}
+{{- with .hold }}
+hold = {{ . | quote }}
 {{- end }}
 {{- with .rate }}
 rate = {{ float64 . }}

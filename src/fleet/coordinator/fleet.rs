@@ -100,9 +100,10 @@ impl Fleet {
     }
 
     /// Has `wanted` engines of a pool run, `None`: all of them; the others are drained and stopped, unless `may_stop` is false. One
-    /// look, to be repeated about once a second; [`Fleet::views`] shows what comes of it.
-    pub async fn scale(&self, pool: &str, wanted: Option<u32>, may_stop: bool) {
-        scale::scale(&self.registry, pool, wanted, may_stop).await;
+    /// look, to be repeated about once a second; [`Fleet::views`] shows what comes of it. Where the engines are pods of a StatefulSet,
+    /// returns the replicas below which it must not be set.
+    pub async fn scale(&self, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
+        scale::scale(&self.registry, pool, wanted, may_stop).await
     }
 
     /// The state of every engine, by name: managed ones, those that are being stopped, and those that wait for another one to

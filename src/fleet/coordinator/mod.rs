@@ -18,6 +18,7 @@ mod reconcile;
 mod registry;
 mod rollout;
 mod scale;
+mod scales;
 mod stop;
 
 pub use change::{ChangeStarted, RestartError, RestartRequest};

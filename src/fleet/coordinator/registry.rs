@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::engine_table::{EngineTable, ExternalBackend, Wanted};
-use super::scale::Scales;
+use super::scales::Scales;
 use crate::driver::SharedDriver;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::{self, EngineHandle};

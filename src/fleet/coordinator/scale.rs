@@ -8,13 +8,16 @@
 //! | too many that do not serve yet | the last of them are stopped |
 //! | too many that serve | the last of them is drained and stopped, if the others can serve its models and have room ([`preflight`]) |
 //!
+//! Of the pods of a StatefulSet those with the highest numbers go first, whatever they do: it removes them in this order. They are
+//! drained here before the replicas are lowered, which the caller does.
+//!
 //! An engine that an operator drained or that waits for one (`Hold`) is not available, and one that waits for its next attempt is
 //! replaced meanwhile. While a rollout waits because the other engines could not carry the load, one more is wanted, so that it
 //! goes on. An engine whose drain takes longer than `fleet.drain` serves on, and the next one is tried after that time.
 //!
 //! [`preflight`]: crate::engine::preflight
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,24 +30,11 @@ use crate::engine::engine_task::EngineHandle;
 use crate::engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 use crate::engine::preflight::check_replacement;
 use sluice_core::base::BackendId;
+use sluice_gateway::config::Target;
 use sluice_gateway::pool::Cordon;
 
 /// Between two attempts to stop an engine, after one that was not possible.
 const RETRY: Duration = Duration::from_secs(3);
-
-/// What is remembered of each pool between two looks.
-#[derive(Debug, Default)]
-pub(super) struct Scales(BTreeMap<String, PoolScale>);
-
-#[derive(Debug, Default)]
-struct PoolScale {
-    /// No engine is stopped before.
-    not_before: Option<Instant>,
-    /// Engines that are being stopped. One that serves again was not drained in time.
-    resting: BTreeSet<String>,
-    /// Why none could be stopped, which is logged once.
-    why: Option<RestartBlocked>,
-}
 
 /// One engine as the decision sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +80,35 @@ fn decide(engines: &[Standing], wanted: usize) -> Decision {
     Decision { wake: Vec::new(), rest }
 }
 
+/// The same for the pods of a StatefulSet, which have numbers: those below `wanted` are to run.
+fn decide_pods(pods: &[(u32, Standing)], wanted: usize) -> Decision {
+    let at = |is: &dyn Fn(usize, Standing) -> bool| {
+        let mut found: Vec<usize> = (0..pods.len()).filter(|at| is(pods[*at].0 as usize, pods[*at].1)).collect();
+        found.sort_by_key(|at| std::cmp::Reverse(pods[*at].0));
+        found
+    };
+    let stoppable =
+        |standing| matches!(standing, Standing::Serves | Standing::BacksOff | Standing::Comes { stoppable: true });
+    Decision {
+        wake: at(&|number, standing| number < wanted && matches!(standing, Standing::Leaves | Standing::Rests)),
+        rest: at(&|number, standing| number >= wanted && stoppable(standing)),
+    }
+}
+
+/// The number of the pod of an engine.
+fn pod_number(context: &EngineContext) -> Option<u32> {
+    let spec = context.spec();
+    let Target::Pod(_, engine) = &spec.target else { return None };
+    engine.pod.strip_prefix(&*engine.statefulset)?.strip_prefix('-')?.parse().ok()
+}
+
+/// The replicas that pods need which serve or may have requests: one more than the highest number of them.
+fn replicas_in_use(engines: &[EngineHandle]) -> u32 {
+    let in_use = |context: &Arc<EngineContext>| !matches!(context.step(), Step::Idle | Step::Hold | Step::Off);
+    let contexts = engines.iter().map(|engine| &engine.context).filter(|context| in_use(context));
+    contexts.filter_map(|context| Some(pod_number(context)? + 1)).max().unwrap_or(0)
+}
+
 /// How an engine stands.
 fn standing(context: &EngineContext, drained: &BTreeSet<BackendId>) -> Standing {
     let is_drained = drained.contains(&context.spec().backend);
@@ -115,12 +134,18 @@ fn lacks_room(context: &EngineContext) -> bool {
     matches!(blocked, Some(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }))
 }
 
-/// One look at a pool. `None`: all of its engines are to run. `may_stop`: engines that serve may be stopped now.
-pub(super) async fn scale(registry: &Registry, pool: &str, wanted: Option<u32>, may_stop: bool) {
+/// One look at a pool. `None`: all of its engines are to run. `may_stop`: engines that serve may be stopped now. Returns the replicas
+/// below which its StatefulSet, if it has one, must not be set.
+pub(super) async fn scale(registry: &Registry, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
     let engines = registry.engines_of(pool);
-    if registry.is_closing() || engines.is_empty() {
-        return;
+    if registry.is_closing() {
+        return u32::MAX;
     }
+    carry_out(registry, pool, &engines, wanted, may_stop).await;
+    replicas_in_use(&engines)
+}
+
+async fn carry_out(registry: &Registry, pool: &str, engines: &[EngineHandle], wanted: Option<u32>, may_stop: bool) {
     let contexts = || engines.iter().map(|engine| &engine.context);
     if wanted.is_none() && !contexts().any(|context| context.state.lock().lifecycle.resting) {
         return;
@@ -130,8 +155,12 @@ pub(super) async fn scale(registry: &Registry, pool: &str, wanted: Option<u32>, 
     let standings: Vec<Standing> = contexts().map(|context| standing(context, &drained)).collect();
     let more = usize::from(contexts().any(|context| lacks_room(context)));
     let target = wanted.map_or(engines.len(), |wanted| wanted as usize + more);
-    note_returned(registry, pool, &engines);
-    let Decision { wake, rest } = decide(&standings, target);
+    note_returned(registry, pool, engines);
+    let numbers: Option<Vec<u32>> = contexts().map(|context| pod_number(context)).collect();
+    let Decision { wake, rest } = match numbers {
+        Some(numbers) => decide_pods(&numbers.into_iter().zip(standings.iter().copied()).collect::<Vec<_>>(), target),
+        None => decide(&standings, target),
+    };
     for engine in wake.iter().map(|at| &engines[*at]) {
         let name = &engine.context.spec().name;
         if engine.wake().await.is_ok() {
@@ -200,17 +229,6 @@ fn show_blocked(registry: &Registry, pool: &str, context: &Arc<EngineContext>, w
     }
 }
 
-impl Scales {
-    fn pool(&mut self, name: &str) -> &mut PoolScale {
-        self.0.entry(name.to_owned()).or_default()
-    }
-
-    /// Forgets pools that are not configured.
-    pub(super) fn retain(&mut self, is_configured: impl Fn(&str) -> bool) {
-        self.0.retain(|name, _| is_configured(name));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,6 +263,19 @@ mod tests {
         assert_eq!(decided(&[Serves, KEPT], 1), (vec![], vec![]));
         assert_eq!(decided(&[Serves, Serves, KEPT], 2), (vec![], vec![]));
         assert_eq!(decided(&[KEPT, KEPT, KEPT], 1), (vec![], vec![]), "engines that are being taken over");
+    }
+
+    #[test]
+    fn of_pods_those_with_the_highest_numbers_go_whatever_they_do() {
+        let decided = |pods: &[(u32, Standing)], wanted| {
+            let Decision { wake, rest } = decide_pods(pods, wanted);
+            (wake, rest)
+        };
+        let pods = [(10, Serves), (2, COMES), (1, Serves), (0, Serves)];
+        assert_eq!(decided(&pods, 2), (vec![], vec![0, 1]));
+        assert_eq!(decided(&[(1, Serves), (0, Away)], 1), (vec![], vec![0]), "another number does not replace it");
+        assert_eq!(decided(&[(1, Leaves), (0, Serves)], 2), (vec![0], vec![]));
+        assert_eq!(decided(&[(1, KEPT), (0, Rests)], 1), (vec![1], vec![]));
     }
 
     #[test]
