@@ -205,8 +205,8 @@ mod tests {
     fn config(autoscale: &str) -> Config {
         let text = format!(
             "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n{autoscale}\n\
-             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n\
-             [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:10\"\n"
+             [[pool.backend]]\nname = \"a\"\nlaunch = {{ command = [\"x\"], port = 9 }}\n\
+             [[pool.backend]]\nname = \"b\"\nlaunch = {{ command = [\"x\"], port = 10 }}\n"
         );
         let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
@@ -242,6 +242,33 @@ mod tests {
         assert_eq!((scaling.view()[0].wanted, changes.len()), (1, 1), "{changes:?}");
         scaling.step(&plain, &view, (&[], &[]), &observer, 72 * SECOND);
         assert_eq!(scaling.view(), []);
+    }
+
+    #[tokio::test]
+    async fn engines_to_run_are_those_that_are_found_and_of_one_being_looked_for_nothing_is_known() {
+        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let applied = config("autoscale = { apply = true, max = 4 }");
+        let admission = pool(&applied);
+        let engine = |name: &str, step: Step, start_seconds| EngineView {
+            backend: format!("p/{name}"),
+            step: step.label().to_owned(),
+            start_seconds,
+            ..EngineView::default()
+        };
+        for backend in &admission.view()[0].backends {
+            admission.set_cordon(backend.id, Cordon::Starting);
+        }
+        let step = |b: Step, second: u32| {
+            let engines = [engine("a", Step::Adopt, Some(40.0)), engine("b", b, Some(70.0))];
+            scaling.step(&applied, &admission.view(), (&engines, &[]), &observer, second * SECOND);
+            scaling.targets(&applied)
+        };
+        assert_eq!(step(Step::Recover, 1), [("p".to_owned(), Some(1))]);
+        assert_eq!(scaling.0.lock()["p"].rules.cold_start, 70 * SECOND, "the longest that the journal knows");
+        assert_eq!(step(Step::Adopt, 2), [("p".to_owned(), Some(2))]);
+        assert_eq!(scaling.0.lock()["p"].rules.max, 2, "no more than are listed");
+        assert_eq!(scaling.targets(&config("autoscale = { max = 4 }")), [("p".to_owned(), None)], "only published");
+        assert_eq!(scaling.targets(&config("")), [("p".to_owned(), None)]);
     }
 
     #[tokio::test]

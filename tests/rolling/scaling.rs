@@ -102,6 +102,11 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         bounds.set(&rig, 3, 3).await?;
         until_steps(&rig, ["serve", "serve", "serve"]).await?;
         ensure!(rig.processes_of("c")? == before, "it was restarted");
+        ensure!(
+            !rig.log().contains("requests were still running"),
+            "only the limit of the drain ended it:\n{}",
+            rig.log()
+        );
         drop(stream);
 
         // One that an operator has taken out is replaced.
