@@ -364,7 +364,7 @@ impl AdmissionState {
 
     pub(super) fn retry_after(&mut self, pool: PoolId, now: Instant) -> Duration {
         let starting = self.engines_starting(&[pool]);
-        let ready_at = starting.and_then(|starting| starting.ready_at.or(Some(now + starting.takes?)));
+        let ready_at = starting.and_then(|starting| starting.ready_at.or_else(|| Some(now + starting.takes?)));
         if let Some(ready_at) = ready_at.filter(|ready_at| *ready_at > now) {
             return (ready_at - now).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
         }
