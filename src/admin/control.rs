@@ -18,6 +18,11 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// The response to `/admin/status`.
     fn status(&self) -> Status;
 
+    /// Why this gateway may not change engines, experiments and what the tuner does: another one leads, or none does.
+    fn another_leads(&self) -> Option<String> {
+        None
+    }
+
     /// What is known of finished requests.
     fn telemetry(&self) -> &Telemetry;
 

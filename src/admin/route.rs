@@ -96,6 +96,16 @@ impl Route {
         matches!(self.protection(), Protection::Change)
     }
 
+    /// Whether only the gateway that leads may answer it, of several of which one does: what it changes is saved, or done to engines.
+    pub(super) fn is_for_the_leader(&self) -> bool {
+        let reads = |route: &ExperimentRoute| matches!(route, ExperimentRoute::List | ExperimentRoute::Show(_));
+        match self {
+            Self::Restart { .. } | Self::Tuner(TunerRoute::Order(_)) => true,
+            Self::Experiments(route) => !reads(route),
+            _ => false,
+        }
+    }
+
     /// Whether its body is read.
     pub(super) fn takes_body(&self) -> bool {
         matches!(self, Self::Experiments(ExperimentRoute::Put(_)) | Self::Feedback(_))

@@ -134,6 +134,11 @@ impl Admin {
     }
 
     fn act(&self, route: Route, query: &str, body: Map<String, Value>, open_metrics: bool) -> AdminResponse {
+        if route.is_for_the_leader()
+            && let Some(why) = self.control.another_leads()
+        {
+            return error(StatusCode::CONFLICT, "not_leading", &why);
+        }
         match route {
             Route::Page => file(&ui::PAGE),
             Route::File(of_page) => file(of_page),

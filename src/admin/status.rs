@@ -56,6 +56,27 @@ pub struct ClusterStatus {
     pub renewed_seconds: Option<f64>,
     /// The names of the gateways in the ledger, this one included.
     pub gateways: Vec<String>,
+    /// Which gateway leads; absent where none is elected (cluster.leader).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader: Option<LeaderStatus>,
+}
+
+/// Which of several gateways leads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LeaderStatus {
+    /// This one leads.
+    pub leads: bool,
+    /// The name of the one that leads, as last seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Since when that is the one, or since when none leads.
+    pub seconds: f64,
+    /// The others are not ready.
+    pub only_it_serves: bool,
+    /// What the store last failed with, or what this one waits for to manage engines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// The process and its configuration.

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::check::EXIT_CONFIG;
 use crate::base::Tokens;
 use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
-use crate::serve::upgrade::{Door, take_over};
+use crate::serve::upgrade::{self, Door, take_over};
 use crate::serve::{self, Running, Sockets, Source, StartError, systemd};
 use crate::telemetry::log;
 use until_stop::{STARTED_BY, Signals};
@@ -144,7 +144,7 @@ async fn serve(config: Config, source: Source, upgrade: bool, program: Option<Pa
     };
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     // Without a file there is nothing that a newer gateway could start with.
-    let folder = matches!(source, Source::File { .. }).then(|| config.fleet.state.clone());
+    let folder = matches!(source, Source::File { .. }).then(|| upgrade::folder(&config));
     let stopped = Arc::new(AtomicBool::new(false));
     let mut beginning = std::pin::pin!(begin(config, source, folder, upgrade, Arc::clone(&stopped)));
     // A signal before this gateway serves leaves the running one in its place. Any other is handled below, also if it came meanwhile.

@@ -122,7 +122,7 @@ fn render(status: &Status, style: Style) -> String {
         last.lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
     if let Some(cluster) = &status.cluster {
-        let line = cluster_line(cluster);
+        let line = cluster_line(cluster) + &leader_line(cluster);
         text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
     }
     text.push('\n');
@@ -167,6 +167,19 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
         if count == 1 { "" } else { "s" },
         cluster.gateways.join(", "),
     )
+}
+
+/// One line about which gateway leads, where one is elected.
+fn leader_line(cluster: &ClusterStatus) -> String {
+    let Some(leader) = &cluster.leader else { return String::new() };
+    let others = if leader.only_it_serves { "stands by" } else { "serves, and changes no engines or experiments" };
+    let who = match (&leader.name, leader.leads) {
+        (_, true) => format!("{} (this gateway)", cluster.name),
+        (Some(name), false) if *name != cluster.name => format!("{name}; this gateway {others}"),
+        _ => format!("none; this gateway {others}"),
+    };
+    let why = leader.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    format!("leader: {who}, for {:.0} s{why}\n", leader.seconds)
 }
 
 /// What this gateway may use of a backend, where that is less than the limit.
@@ -306,6 +319,7 @@ pub(super) fn span(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::admin::About;
+    use crate::admin::status::LeaderStatus;
     use crate::fleet::EngineView;
     use crate::telemetry::MinuteStats;
 
@@ -374,6 +388,27 @@ mod tests {
         );
         assert!(text.contains("short/gpu0: this gateway's share: 20 of 64 slots, 0 of 1 permits\n"), "{text}");
         assert!(!text.contains("short/gpu1: this gateway's share"), "{text}");
+    }
+
+    #[test]
+    fn who_leads_has_a_line() {
+        let mut status = status();
+        let mut line = |leader: LeaderStatus| {
+            let cluster = ClusterStatus { name: "gateway-1".into(), leader: Some(leader), ..ClusterStatus::default() };
+            status.cluster = Some(cluster);
+            let text = render(&status, Style::default());
+            text.lines().find(|line| line.starts_with("leader: ")).map(str::to_owned).unwrap_or_default()
+        };
+        let of = |name: &str| LeaderStatus { name: Some(name.to_owned()), seconds: 7.4, ..LeaderStatus::default() };
+        let leads = LeaderStatus { leads: true, ..of("gateway-1") };
+        assert_eq!(line(leads), "leader: gateway-1 (this gateway), for 7 s");
+        let stands_by = LeaderStatus { only_it_serves: true, ..of("gateway-2") };
+        assert_eq!(line(stands_by), "leader: gateway-2; this gateway stands by, for 7 s");
+        let lost = LeaderStatus { why: Some("no answer".to_owned()), ..of("gateway-1") };
+        assert_eq!(
+            line(lost),
+            "leader: none; this gateway serves, and changes no engines or experiments, for 7 s: no answer"
+        );
     }
 
     #[test]

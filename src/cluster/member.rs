@@ -35,6 +35,13 @@ pub struct Identity {
     pub incarnation: u64,
 }
 
+impl Identity {
+    /// Its key in the ledger, and in the record of which gateway leads.
+    pub fn id(&self) -> String {
+        format!("{}#{:016x}", self.name, self.incarnation)
+    }
+}
+
 /// How a member behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -101,7 +108,7 @@ impl Member {
     /// A member that has no share yet.
     pub fn new(identity: &Identity, rules: Rules) -> Self {
         Self {
-            id: format!("{}#{:016x}", identity.name, identity.incarnation),
+            id: identity.id(),
             rules,
             own: BTreeMap::new(),
             renewed: None,

@@ -5,4 +5,5 @@ mod request;
 mod store;
 mod world;
 mod schedules;
+mod election;
 mod situations;

@@ -47,11 +47,13 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
         let less = candidate.map_or(Some(less.clone()), |candidate| with(candidate, &less))?;
         Some((beside(before, &batches(&less, seed)?).loss - beside(before, before).loss).max(0.0))
     };
+    let span = question.requests.last().map_or(Duration::ZERO, |last| last.at.saturating_sub(question.requests[0].at));
     Answer {
         now: Some(beside(&now, &now)),
         absence: absence(None),
         absence_with: best.and_then(|at| Some((at, absence(question.candidates.get(at))?))),
         candidates,
+        span,
     }
 }
 

@@ -150,6 +150,7 @@ impl LabTuner {
                 waiting: pool.queue_length,
                 used: Load::new(backend.used.slots, backend.used.tokens),
                 copies: Load::new(backend.copies.0, backend.copies.1),
+                started_in: Some(START),
             }
         };
         of_pool.zip(around.backends).map(state).collect()

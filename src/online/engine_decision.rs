@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Look, Need, Order};
-use crate::engine_tuner::{ASK_INTERVAL, ASSUMED, COPIES, Closed, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, State};
+use crate::engine_tuner::{
+    ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, COPIES, Closed, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
+};
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Question};
+use crate::pooled::Subject;
 use crate::proof::Load;
 
 /// Without a forecast: the loss from which engines that have no room are restarted, too.
@@ -65,7 +68,7 @@ impl EngineTuner {
     }
 
     /// What to simulate for a pool, or why its engines are not changed.
-    fn question(&self, look: &Look<'_>, need: &Need, pool: &str) -> Result<Question, String> {
+    fn question(&mut self, look: &Look<'_>, need: &Need, pool: &str) -> Result<Question, String> {
         let engines: Vec<&EngineState> = look.engines.iter().filter(|engine| engine.pool == pool).collect();
         if engines.len() < 2 {
             return Err("with one engine, no other serves while it restarts".to_owned());
@@ -83,19 +86,22 @@ impl EngineTuner {
         }
         // More sequences in a full memory would be preempted.
         let is_full = need.advice.as_ref().is_some_and(|(flag, up, _)| *flag == EngineFlag::MaxNumSeqs && !up);
+        let starts = engines.iter().filter_map(|engine| engine.started_in).max();
+        let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
+        let (limits, load_since) = (need.limits.clone(), need.load_since);
+        self.pooled.begin(Subject { pool: pool.to_owned(), flags: flags.clone(), absent, limits, load_since });
         let mut candidates = Vec::new();
         for flag in self.rules.flags.iter().copied() {
             let Some(value) = flags.get(&flag).copied() else { continue };
             let open = |to: &f64| {
                 let too_many = flag == EngineFlag::MaxNumSeqs && is_full && *to > value;
-                !too_many && !self.is_closed(pool, flag, *to, look.now)
+                !too_many && !self.is_closed(pool, flag, *to, look.now) && !self.pooled.is_beaten((flag, *to))
             };
-            candidates.extend(flag.near(value).into_iter().filter(open).map(|to| (flag, to)));
+            candidates.extend(flag.near_used(value, need.running_peak).into_iter().filter(open).map(|to| (flag, to)));
         }
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());
         }
-        let absent = self.lasts + COPIES.0;
         Ok(Question { pool: pool.to_owned(), flags, candidates, absent, requests: Vec::new() })
     }
 
@@ -112,6 +118,11 @@ impl EngineTuner {
         }
         self.state = State::Watching(look.now + ASK_INTERVAL);
         let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
+        let lasted = look.now.saturating_sub(need.load_since);
+        // No request is simulated twice, and what does not pay yet pays only when the load has lasted distinctly longer.
+        let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
+        self.state = State::Watching(look.now + wait);
+        let answer = &self.pooled.add(&question, answer);
         let Some(best) = self.best(&question, answer, need) else {
             self.belief = match unexplained(answer, need) {
                 Some(why) => format!("{why}, and the engines show no reason for it"),
@@ -131,11 +142,10 @@ impl EngineTuner {
         let first = self.numbers as usize % backends.len().max(1);
         backends.rotate_left(first);
         let count = backends.len() as f64;
-        let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
-        let is_it = |(at, _): &(usize, f64)| question.candidates.get(*at) == Some(&(flag, to));
+        let dwell = lasted.clamp(DWELL.0, DWELL.1);
         let absence = answer.absence.unwrap_or(1.0 / count);
-        let changed = answer.absence_with.filter(is_it).map_or(absence, |(_, absence)| absence);
-        let cost = self.cost(count, absence, changed);
+        let changed = self.pooled.absence_with((flag, to)).unwrap_or(absence);
+        let cost = cost(question.absent, count, absence, changed);
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
         self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
@@ -170,16 +180,6 @@ impl EngineTuner {
         } else {
             self.propose(look.now, change);
         }
-    }
-
-    /// What a change of `count` engines costs, in losses of a request times seconds. `absence`: by how much the mean loss rises while
-    /// one engine is gone; `changed`: the same if the others have the change. The canary is gone for as long as it restarts
-    /// and gets copies. When the others restart one by one, one more of those that serve has the change each time.
-    fn cost(&self, count: f64, absence: f64, changed: f64) -> f64 {
-        let lasts = self.lasts.as_secs_f64();
-        let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };
-        let others = absence + (changed - absence) * share;
-        absence * (lasts + COPIES.0.as_secs_f64()) + others * lasts * (count - 1.0)
     }
 
     /// The change with the largest certain gain.
@@ -235,6 +235,16 @@ impl EngineTuner {
             false
         })
     }
+}
+
+/// What a change of `count` engines costs, in losses of a request times seconds. `absent`: how long the canary is gone: while it
+/// restarts and gets copies; `absence`: by how much the mean loss rises while one engine is gone; `changed`: the same if the others
+/// have the change. When the others restart one by one, one more of those that serve has the change each time.
+fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
+    let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
+    let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };
+    let others = absence + (changed - absence) * share;
+    absence * absent.as_secs_f64() + others * lasts * (count - 1.0)
 }
 
 /// In words that the simulation does not show what is measured, if so.

@@ -9,6 +9,7 @@ use crate::arms::Arms;
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::Question;
+use crate::limits::Limits;
 use crate::proof::Load;
 use crate::window::Score;
 
@@ -44,6 +45,8 @@ pub struct EngineState {
     pub used: Load,
     /// What copies of requests use of it beside that.
     pub copies: Load,
+    /// How long its last start took, if that is known.
+    pub started_in: Option<Duration>,
 }
 
 /// Pools that miss their objectives, as their controller sees it.
@@ -57,6 +60,10 @@ pub struct Need {
     pub busy: bool,
     /// Since when the load is as it is.
     pub load_since: Duration,
+    /// Their limits now.
+    pub limits: Limits,
+    /// The most sequences that ran at once on one of their engines; 0: not known.
+    pub running_peak: f64,
     /// The last score.
     pub score: Score,
     /// The share of requests that shall meet their objectives.

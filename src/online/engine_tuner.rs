@@ -24,11 +24,13 @@ use crate::engine_look::{EngineRules, EngineState, Look, Order, Restarted};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::flags::EngineFlag;
 use crate::forecast::{Question, Trust};
+use crate::pooled::Pooled;
 use crate::proof::Proof;
 use crate::report::{EngineTuningReport, ProposalReport};
 
-/// Between two simulations.
+/// Between two simulations, at least, and at most once the load has lasted for long.
 pub(crate) const ASK_INTERVAL: Duration = Duration::from_secs(300);
+pub(crate) const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
 /// A gain must be this share of the loss ..
 pub(crate) const GAIN: f64 = 0.05;
 /// .. and at least this.
@@ -41,8 +43,8 @@ pub(crate) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Dura
 pub(crate) const CONFIDENCE: f64 = 0.99;
 /// The share of the loss that a change is assumed to gain for certain where nothing can be simulated.
 pub(crate) const ASSUMED: f64 = 0.25;
-/// What a restart is assumed to take until one was seen.
-const RESTART: Duration = Duration::from_secs(120);
+/// What a restart is assumed to take until one was seen, or a start of these engines.
+pub(crate) const RESTART: Duration = Duration::from_secs(120);
 /// How long the canary gets copies, at least and at most.
 pub(crate) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
 /// Copies that it must serve.
@@ -53,8 +55,9 @@ pub(crate) const COPIES_FAILED: u64 = 3;
 pub(crate) const RECOVERY: Duration = Duration::from_secs(900);
 /// When a comparison begins, requests do not count for this long.
 pub(crate) const SETTLE: Duration = Duration::from_secs(60);
-/// When a comparison ends without a winner.
-pub(crate) const COMPARED: Duration = Duration::from_secs(2_700);
+/// When a comparison ends without a winner, and when it does if it shows [`PROMISING`] of the gain that was forecast.
+pub(crate) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
+pub(crate) const PROMISING: f64 = 1.0 / 3.0;
 /// Batches before a comparison is given up as without a gain that matters.
 pub(crate) const BATCHES: usize = 12;
 /// Evidence that the canary fails more often: 1 in 100 by chance, at all times.
@@ -90,7 +93,7 @@ pub struct SavedEngines {
     trust: Trust,
     numbers: u64,
     failures: u32,
-    /// Seconds for which a restart lasts.
+    /// Seconds for which a restart lasts; 0: not known.
     lasts: u64,
     closed: Vec<(Closed, u64)>,
 }
@@ -133,8 +136,10 @@ pub struct EngineTuner {
     restarts: VecDeque<Duration>,
     pub(crate) failures: u32,
     pub(crate) frozen: Option<String>,
-    /// How long a restart takes.
-    pub(crate) lasts: Duration,
+    /// How long a restart took.
+    pub(crate) lasts: Option<Duration>,
+    /// What simulations have said.
+    pub(crate) pooled: Pooled,
     /// Misses that changes have caused so far.
     pub(crate) spent: f64,
     /// Totals when the change began, and the share of requests that missed before.
@@ -169,7 +174,8 @@ impl EngineTuner {
             restarts: VecDeque::new(),
             failures: 0,
             frozen: None,
-            lasts: RESTART,
+            lasts: None,
+            pooled: Pooled::default(),
             spent: 0.0,
             before: Default::default(),
             waited: 0,
@@ -227,7 +233,7 @@ impl EngineTuner {
             trust: self.trust.clone(),
             numbers: self.numbers,
             failures: self.failures,
-            lasts: self.lasts.as_secs(),
+            lasts: self.lasts.unwrap_or_default().as_secs(),
             closed: self.closed.iter().map(left).collect(),
         }
     }
@@ -236,7 +242,7 @@ impl EngineTuner {
     pub fn restore(&mut self, saved: SavedEngines, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
-        self.lasts = Duration::from_secs(saved.lasts).max(Duration::from_secs(1));
+        self.lasts = Some(Duration::from_secs(saved.lasts)).filter(|lasts| !lasts.is_zero());
         let until = |(closed, left): (Closed, u64)| Closed { until: now + Duration::from_secs(left), ..closed };
         self.closed = saved.closed.into_iter().map(until).collect();
         self.change = saved.change;
@@ -382,7 +388,7 @@ impl EngineTuner {
         let own = look.engines.iter().filter(|engine| engine.pool == change.pool);
         self.waited = own.map(|engine| engine.waiting).max().unwrap_or_default();
         self.proposal = None;
-        (self.proof, self.held_up, self.copied) = Default::default();
+        (self.proof, self.held_up, self.copied, self.pooled) = Default::default();
         self.change = Some(change);
         self.note(look.now, EventKind::Tried, self.belief.clone());
         self.restart_next(look.now);
@@ -444,7 +450,7 @@ impl EngineTuner {
         let again = |failed| State::Restarting { since, ordered: None, retry: now + RETRY, failed };
         match outcome {
             Restarted::Done => {
-                self.lasts = (now.saturating_sub(ordered)).max(Duration::from_secs(1));
+                self.lasts = Some(now.saturating_sub(ordered).max(Duration::from_secs(1)));
                 if returns {
                     change.changed.retain(|other| *other != backend);
                     self.restart_next(now);

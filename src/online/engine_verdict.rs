@@ -10,7 +10,7 @@ use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Look, Order};
 use crate::engine_tuner::{
     ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, Closed,
-    EngineTuner, FAILURES, GAIN, GAIN_MIN, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
+    EngineTuner, FAILURES, GAIN, GAIN_MIN, PROMISING, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
 };
 use crate::event::{Event, EventKind};
 use crate::forecast::Realised;
@@ -190,15 +190,17 @@ impl EngineTuner {
             );
             return self.fail(look.now, &why, None, orders);
         }
-        let is_late = look.now >= since + COMPARED;
         let until = look.now.saturating_sub(look.horizon);
         let Some(found) = look.arms.difference(until, SOONEST, CONFIDENCE) else {
-            if is_late {
+            if look.now >= since + COMPARED.0 {
                 self.give_up(look.now, "too few requests to compare", orders);
             }
             return;
         };
         let margin = (GAIN * found.control).max(GAIN_MIN);
+        // Engines that have too much to do fare alike for minutes: there, a gain as large as the forecast takes long to be certain.
+        let is_promising = change.forecast.is_some_and(|gain| -found.change.value >= PROMISING * gain);
+        let is_late = look.now >= since + if is_promising { COMPARED.1 } else { COMPARED.0 };
         let shown = format!(
             "loss {:.3} on {}, {:+.3} on {} ({:+.3} to {:+.3}), {} and {} requests",
             found.control,

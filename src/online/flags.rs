@@ -86,6 +86,19 @@ impl EngineFlag {
         near.dedup();
         near
     }
+
+    /// The same if at most `used` sequences ran at once: fewer than that are the next step of [`Self::MaxNumSeqs`] down, since values
+    /// above have no effect.
+    pub fn near_used(self, value: f64, used: f64) -> Vec<f64> {
+        let mut near = self.near(value);
+        if self == Self::MaxNumSeqs && used > 1.0 && used < near.iter().copied().fold(value, f64::min) {
+            near.retain(|near| *near > value);
+            // The largest power of two below it, and one less.
+            let most = (used.log2().ceil() - 1.0).exp2();
+            near.extend([most / 2.0, most].into_iter().filter(|fewer| *fewer >= 1.0));
+        }
+        near
+    }
 }
 
 fn powers(value: f64) -> Vec<f64> {
@@ -107,6 +120,13 @@ mod tests {
     fn values_near_a_value_are_within_bounds_and_lead_back() {
         assert_eq!(EngineFlag::MaxNumSeqs.near(16.0), [4.0, 8.0, 32.0, 64.0]);
         assert_eq!(EngineFlag::MaxNumSeqs.near(2.0), [1.0, 4.0, 8.0]);
+        assert_eq!(EngineFlag::MaxNumSeqs.near_used(1_024.0, 49.0), [2_048.0, 4_096.0, 16.0, 32.0]);
+        assert_eq!(EngineFlag::MaxNumSeqs.near_used(1_024.0, 900.0), EngineFlag::MaxNumSeqs.near(1_024.0));
+        assert_eq!(EngineFlag::MaxNumSeqs.near_used(16.0, 0.0), EngineFlag::MaxNumSeqs.near(16.0), "nothing is known");
+        assert_eq!(
+            EngineFlag::MaxNumBatchedTokens.near_used(1_024.0, 4.0),
+            EngineFlag::MaxNumBatchedTokens.near(1_024.0)
+        );
         assert_eq!(EngineFlag::LongPrefillTokenThreshold.near(0.0), [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0]);
         assert_eq!(EngineFlag::LongPrefillTokenThreshold.near(300.0), [256.0, 512.0, 0.0]);
         assert_eq!(EngineFlag::GpuMemoryUtilization.near(0.92), [0.87]);

@@ -19,7 +19,7 @@ const SPREAD: f64 = 0.2;
 /// Measurements as which that counts.
 const SPREAD_COUNTS: f64 = 4.0;
 /// Standard deviations to the lower bound of a gain.
-const BOUND: f64 = 2.0;
+pub(crate) const BOUND: f64 = 2.0;
 /// The most changes that are remembered.
 const REMEMBERED: usize = 100;
 
@@ -60,6 +60,8 @@ pub struct Answer {
     pub absence_with: Option<(usize, f64)>,
     /// With each candidate, in their order; `None`: vLLM would refuse it.
     pub candidates: Vec<Option<Forecast>>,
+    /// The time in which the requests arrived.
+    pub span: Duration,
 }
 
 /// A change that was measured.

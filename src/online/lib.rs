@@ -35,6 +35,7 @@ pub mod change;
 pub mod engine_look;
 pub mod advice;
 pub mod report;
+mod pooled;
 pub mod engine_tuner;
 mod engine_decision;
 mod engine_verdict;

@@ -268,24 +268,23 @@ impl Tuner {
     /// What the engines of a group show.
     fn facts(&self, group: &Group) -> Vec<(String, EngineFacts)> {
         let most = |name: &String| self.flags.get(name)?.as_ref()?.get(&EngineFlag::MaxNumSeqs).copied();
-        let of = |(name, watch): (&String, &EngineWatch)| {
-            (name.clone(), EngineFacts { max_num_seqs: most(name), ..watch.facts() })
-        };
-        group.engines.iter().map(of).collect()
+        let facts = |name: &String, watch: &EngineWatch| EngineFacts { max_num_seqs: most(name), ..watch.facts() };
+        group.engines.iter().map(|(name, watch)| (name.clone(), facts(name, watch))).collect()
     }
 
     fn needs(&self) -> Vec<Need> {
         let need = |group: &Group| {
-            let (controller, (score, _)) = (&group.controller, group.controller.belief());
-            let advice = advice(controller.experience(), &self.facts(group));
+            let (controller, (score, _), facts) = (&group.controller, group.controller.belief(), self.facts(group));
             Need {
                 pools: controller.names_by_loss(),
                 since: controller.stuck_since(),
                 busy: controller.is_trying(),
                 load_since: controller.load_since(),
+                limits: controller.limits().clone(),
                 score: *score,
                 target: controller.target(),
-                advice,
+                running_peak: facts.iter().map(|(_, facts)| facts.running_peak).fold(0.0, f64::max),
+                advice: advice(controller.experience(), &facts),
             }
         };
         self.groups.iter().filter(|group| group.has_objectives).map(need).collect()

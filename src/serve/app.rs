@@ -103,6 +103,10 @@ pub struct App {
     pub(crate) pods: Pods,
     /// Its part in the ledger of several gateways.
     pub(crate) cluster: Option<Arc<cluster::View>>,
+    /// Which gateway leads; absent where none is elected.
+    pub(crate) leader: Option<Arc<cluster::LeaderView>>,
+    /// This gateway leads, and has the journal.
+    pub(crate) acts: parking_lot::Mutex<bool>,
     /// Starts a round of probes now: requests may wait for backends that a reload added.
     pub(crate) probe_now: Notify,
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::app::{App, Source};
 use super::reload::{ReloadError, problem_lines};
-use crate::admin::status::{ModelStatus, find};
+use crate::admin::status::{ClusterStatus, ModelStatus, find};
 use crate::admin::{self, About, Access, BackendLogError, BackendRestartError, Control, NoSuchBackend, Status};
 use crate::base::ModelId;
 use crate::config::{Config, ModelScope};
@@ -38,7 +38,13 @@ impl Control for App {
             last_reload: self.last_reload.lock().clone(),
         };
         let status = Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now);
-        Status { kubernetes: self.pods.views(), cluster: self.cluster.as_ref().map(|view| view.status()), ..status }
+        let leader = self.leader.as_ref().map(|view| view.status());
+        let cluster = self.cluster.as_ref().map(|view| ClusterStatus { leader, ..view.status() });
+        Status { kubernetes: self.pods.views(), cluster, ..status }
+    }
+
+    fn another_leads(&self) -> Option<String> {
+        self.leader.as_ref().and_then(|leader| leader.refusal())
     }
 
     fn telemetry(&self) -> &Telemetry {

@@ -139,10 +139,10 @@ fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
     })
 }
 
-/// The backends that the gateway does not run.
-pub(super) fn external_backends(config: &Config, layout: &PoolLayout) -> Vec<ExternalBackend> {
+/// The backends that the gateway does not run; `all`: another gateway runs those that one could.
+pub(super) fn external_backends(config: &Config, layout: &PoolLayout, all: bool) -> Vec<ExternalBackend> {
     let places = config.pools.iter().zip(&layout.backends).flat_map(|(pool, ids)| pool.backends.iter().zip(ids));
-    let theirs = places.filter(|(backend, _)| matches!(backend.target, Target::Url(_)));
+    let theirs = places.filter(|(backend, _)| all || matches!(backend.target, Target::Url(_)));
     let other = |(backend, id): (&Backend, &BackendId)| ExternalBackend {
         backend: *id,
         endpoint: backend.target.endpoint(),

@@ -43,6 +43,11 @@ pub(super) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
 
+/// The same for a gateway that runs: what was saved replaces what it has measured itself.
+pub(super) fn restore_over(experiments: &Experiments, folder: &Path) {
+    experiments.restore_over(read_or_set_aside(folder, FILE));
+}
+
 impl App {
     /// Moves experiments on until `end` is true, and saves them in `folder`.
     pub(super) async fn keep_experiments(self: Arc<Self>, folder: PathBuf, mut end: watch::Receiver<bool>) {
@@ -76,7 +81,7 @@ impl App {
     fn save_experiments(&self, folder: &Path) {
         let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
         let saved = self.learned.experiments.save(|name| left_out.iter().any(|other| other == name));
-        if saved.is_empty() {
+        if saved.is_empty() || !self.fleet.lead().is_held() {
             return;
         }
         // Cannot fail: no map keys.

@@ -65,7 +65,7 @@ impl App {
         let mut followers =
             Followers { pools: BTreeMap::new(), news: Arc::clone(&news), jobs, room, tried: Instant::now() };
         loop {
-            followers.configure(&self.config.load());
+            followers.configure(&self.config.load(), self.acts());
             tokio::select! {
                 () = news.notified() => {}
                 () = tokio::time::sleep(LOOK) => {}
@@ -86,14 +86,14 @@ impl App {
 }
 
 impl Followers {
-    /// Follows the pods of exactly the pools of this configuration.
-    fn configure(&mut self, config: &Config) {
+    /// Follows the pods of exactly the pools of this configuration. `acts`: it restarts those of a StatefulSet, as no other gateway does.
+    fn configure(&mut self, config: &Config, acts: bool) {
         let mut found = BTreeMap::new();
         for pool in &config.pools {
             let Some(pods) = &pool.kubernetes else { continue };
             let (namespace, selector) = (pods.namespace.clone(), pods.selector.clone());
             let query = PodQuery { namespace, selector, container: pods.container.clone() };
-            found.insert(pool.name.clone(), (query, pods.statefulset.is_some()));
+            found.insert(pool.name.clone(), (query, acts && pods.statefulset.is_some()));
         }
         self.pools.retain(|name, _| found.contains_key(name));
         for (name, (query, managed)) in found {

@@ -1,7 +1,9 @@
 //! Routes that the gateway serves itself: `/ready` and `/v1/models`.
 //!
-//! `/ready` is 200 while a pool has a backend in rotation, or holds requests until an engine is started. Replicas share their engines: if one pool without a backend were enough,
-//! all replicas would leave the load balancer at once, and requests for the healthy pools with them. It is 503, too, while a gateway with `[cluster]` may admit nothing by its ledger.
+//! `/ready` is 200 while a pool has a backend in rotation, or holds requests until an engine is started. Replicas share their
+//! engines: if one pool without a backend were enough, all replicas would leave the load balancer at once, and requests for the
+//! healthy pools with them. It is 503, too, while a gateway with `[cluster]` may admit nothing by its ledger, and while it stands
+//! by for another one.
 
 use std::sync::Arc;
 
@@ -30,6 +32,9 @@ impl ModelList {
 impl LocalRoutes for ModelList {
     fn ready(&self) -> bool {
         if self.app.cluster.as_ref().is_some_and(|cluster| !cluster.is_ready()) {
+            return false;
+        }
+        if self.app.leader.as_ref().is_some_and(|leader| !leader.is_ready()) {
             return false;
         }
         let pools = self.app.admission.view();

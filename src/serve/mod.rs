@@ -31,6 +31,7 @@ mod scaler;
 mod sockets;
 pub mod upgrade;
 pub mod systemd;
+mod leading;
 mod running;
 #[cfg(feature = "kubernetes")]
 mod find_pods;

@@ -92,7 +92,7 @@ impl App {
         }
         loaded.layout = self.enforce(&config, &loaded.counters);
         let layout = &loaded.layout;
-        self.fleet.apply(engines::engines(&config, layout, &self.fleet), engines::external_backends(&config, layout));
+        self.apply_engines(&config, layout);
         self.flow.upstream().set_timeouts(&config.timeouts);
         self.clients.configure(&config.server);
         self.config.store(config);
@@ -102,7 +102,7 @@ impl App {
 
     /// Opens the journal if a configuration has engines that this gateway starts or restarts.
     fn open_journal(&self, config: &Config) -> Result<(), ReloadError> {
-        if engines::any(config) {
+        if engines::any(config) && self.acts() {
             self.fleet.open(&self.config.load().fleet.state).map_err(StartError::Journal)?;
         }
         Ok(())

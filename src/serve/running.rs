@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::app::App;
 use super::cluster::Cluster;
 use super::engines;
+use super::leading::{Deciders, Leading};
 use super::upgrade::Port;
 use crate::config::OnExit;
 use crate::fleet::{EngineBusy, JournalError};
@@ -38,8 +39,10 @@ pub struct Running {
     pub(super) end: watch::Sender<bool>,
     pub(super) serving: JoinHandle<bool>,
     pub(super) tasks: Vec<JoinHandle<()>>,
-    /// `None` while another gateway decides.
+    /// `None` while another gateway decides, and where one is elected.
     pub(super) deciders: Option<Deciders>,
+    /// Its part in the election, where one is elected: then the one that leads has the deciders.
+    pub(super) leading: Option<Leading>,
     /// Waits for another process to unlock the journal, to manage engines again.
     pub(super) taking_back: Option<JoinHandle<()>>,
     /// Further descriptors of the sockets that listen, with the configured addresses. While they are open, the kernel completes
@@ -51,36 +54,6 @@ pub struct Running {
     pub(super) cluster: Option<Cluster>,
     /// Gateways that drain and that this one counts, directly or through each other.
     pub(super) draining: Arc<AtomicU32>,
-}
-
-/// The tasks that decide about engines, limits and experiments: of several gateways, one at a time has them.
-#[derive(Debug)]
-pub(super) struct Deciders {
-    end: watch::Sender<bool>,
-    tasks: Vec<JoinHandle<()>>,
-}
-
-impl Deciders {
-    pub(super) fn begin(app: &Arc<App>) -> Self {
-        let (end, ending) = watch::channel(false);
-        let state = app.config.load().fleet.state.clone();
-        let tasks = vec![
-            tokio::spawn(Arc::clone(app).keep_experiments(state, ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_looking_at_adapters(ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_tuning(ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_scaling(ending.clone())),
-            tokio::spawn(Arc::clone(app).keep_watching_engines(ending)),
-        ];
-        Self { end, tasks }
-    }
-
-    /// Ends them; what they know is on disk then.
-    async fn end(self) {
-        self.end.send_replace(true);
-        for task in self.tasks {
-            let _ = task.await;
-        }
-    }
 }
 
 impl Running {
@@ -99,9 +72,19 @@ impl Running {
         &self.app
     }
 
-    /// Is no longer ready, and serves as before. Returns for how long, by `server.lame_duck`.
+    /// Is no longer ready, and serves as before. Returns for how long, by `server.lame_duck`. One that leads is ready until another
+    /// one leads, so that a load balancer always has one.
     pub fn leave(&self) -> Duration {
-        self.app.flow.leave();
+        match &self.leading {
+            None => self.app.flow.leave(),
+            Some(leading) => {
+                let (resigned, app) = (leading.resign(), Arc::clone(&self.app));
+                tokio::spawn(async move {
+                    resigned.await;
+                    app.flow.leave();
+                });
+            }
+        }
         self.app.config.load().server.lame_duck
     }
 
@@ -114,10 +97,13 @@ impl Running {
         }
         self.sockets.clear();
         self.ending.stop();
+        let elected = self.leading.take().map(|leading| tokio::spawn(leading.end()));
         let orderly = (&mut self.serving).await.unwrap_or(false);
-        match self.app.config.load().fleet.on_exit {
-            OnExit::Stop => self.app.fleet.stop().await,
-            OnExit::Keep => self.app.fleet.abandon(),
+        match (elected, self.app.config.load().fleet.on_exit) {
+            // The engines are those of the gateway that leads next.
+            (Some(leading), _) => drop(leading.await),
+            (None, OnExit::Stop) => self.app.fleet.stop().await,
+            (None, OnExit::Keep) => self.app.fleet.abandon(),
         }
         self.finish().await;
         orderly
@@ -148,6 +134,9 @@ impl Running {
         if let Some(deciders) = self.deciders {
             deciders.end().await;
         }
+        if let Some(leading) = self.leading {
+            leading.end().await;
+        }
         if let Some(cluster) = self.cluster {
             cluster.end().await;
         }
@@ -169,6 +158,9 @@ impl Running {
         if let Some(deciders) = self.deciders.take() {
             deciders.end().await;
         }
+        if let Some(leading) = self.leading.take() {
+            leading.end().await;
+        }
         self.app.tuning.release(true);
         Ok(())
     }
@@ -176,6 +168,10 @@ impl Running {
     /// Undoes [`Running::release`].
     pub(super) async fn take_back(&mut self) {
         self.app.tuning.release(false);
+        self.leading = self.app.stand_for_election();
+        if self.leading.is_some() {
+            return;
+        }
         let mut taking_back = tokio::spawn(Arc::clone(&self.app).keep_taking_engines_back());
         if timeout(TAKE_BACK_MAX, &mut taking_back).await.is_err() {
             tracing::error!(
@@ -213,12 +209,7 @@ impl App {
             self.fleet.open(&config.fleet.state)?;
         }
         self.fleet.take_back();
-        let loaded = self.loaded.lock();
-        let (engines, external) = (
-            engines::engines(&config, &loaded.layout, &self.fleet),
-            engines::external_backends(&config, &loaded.layout),
-        );
-        self.fleet.apply(engines, external);
+        self.apply_engines(&config, &self.loaded.lock().layout);
         Ok(())
     }
 }

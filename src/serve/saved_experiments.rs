@@ -17,7 +17,7 @@ use crate::fleet;
 const FILE: &str = "added_experiments.json";
 
 /// The experiments of the admin API.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Added {
     /// Those that the configuration includes.
     pub(super) active: Vec<AddedExperiment>,

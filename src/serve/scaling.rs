@@ -136,6 +136,11 @@ impl Scaling {
         config.pools.iter().filter_map(target).collect()
     }
 
+    /// Forgets all: another gateway publishes from now on.
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
+    }
+
     /// For the metrics page.
     pub(super) fn view(&self) -> Vec<PoolEngines> {
         let scaled = self.0.lock();

@@ -14,10 +14,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
-use super::cluster::Cluster;
+use super::cluster::{self, Cluster};
+use super::leading::Deciders;
 use super::local::ModelList;
 use super::pods::Pods;
-use super::running::{Deciders, Running};
+use super::running::Running;
 use super::saved_experiments::Added;
 use super::scaling::Scaling;
 use super::tuning::Tuning;
@@ -29,7 +30,7 @@ use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
 use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, UpstreamConnector};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{ClusterMetrics, Telemetry};
 
 /// Limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
@@ -58,18 +59,17 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
     // Before there is a backend: none gets a request without a share.
-    let cluster =
-        config.cluster.as_ref().map(|cluster| Cluster::join(cluster, &admission, seed(), predecessor.is_some()));
+    let id = seed();
+    let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, &admission, id, predecessor.is_some()));
     let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
-    if engines::any(&config) {
-        fleet.open(&config.fleet.state)?;
-        engines::settle_ports(&mut config, None)?;
-    } else {
-        warn_about_unattended(&config);
+    let leader = config.cluster.as_ref().and_then(|cluster| cluster::leader(cluster, fleet.lead(), id));
+    // Where one is elected, once it leads.
+    if leader.is_none() {
+        open_journal(&mut config, &fleet)?;
     }
     certificates::warn(&config);
-    let tuning = Tuning::new(&mut config, now);
+    let tuning = Tuning::new(&mut config, now, fleet.lead());
     let config = Arc::new(config);
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
@@ -80,7 +80,6 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);
     let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
-    let (launched, others) = (engines::engines(&config, &layout, &fleet), engines::external_backends(&config, &layout));
     let clients = ClientLimits::new(&config.server);
     show_clients(&telemetry, &clients);
     let app = Arc::new(App {
@@ -94,7 +93,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         config: ArcSwap::new(config),
         source,
         added: parking_lot::Mutex::new(added),
-        loaded: parking_lot::Mutex::new(Loaded { layout, counters }),
+        loaded: parking_lot::Mutex::new(Loaded { layout: layout.clone(), counters }),
         started: now,
         last_reload: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
@@ -102,15 +101,16 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         scaling: Scaling::default(),
         pods: Pods::default(),
         cluster: cluster.as_ref().map(Cluster::view),
+        leader,
+        acts: parking_lot::Mutex::default(),
         reloading: parking_lot::Mutex::default(),
         probe_now: Notify::new(),
     });
     show_on_metrics_page(&app);
-    let engines = launched.len();
     if predecessor.is_some() {
         app.fleet.serves_beside_another(app.config.load().fleet.drain);
     }
-    app.fleet.apply(launched, others);
+    let engines = app.apply_engines(&app.config.load(), &layout);
     let prober = first_probe(&app).await;
     if let Some(predecessor) = &mut predecessor
         && let Err(error) = take_place(predecessor, &app, cluster.as_ref(), engines).await
@@ -123,6 +123,16 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         return Err(error);
     }
     Ok(serve(app, prober, (listener, admin_socket), sockets, predecessor, cluster))
+}
+
+fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
+    if engines::any(config) {
+        fleet.open(&config.fleet.state)?;
+        engines::settle_ports(config, None)?;
+    } else {
+        warn_about_unattended(config);
+    }
+    Ok(())
 }
 
 /// Probes every backend once, as far as that is soon done.
@@ -172,7 +182,8 @@ fn serve(
         tokio::spawn(Arc::clone(&app).keep_finding_pods(stop_tasks.clone())),
         tokio::spawn(admin_socket.serve(Arc::clone(&app) as Arc<dyn admin::Control>, admin_ending.clone())),
     ];
-    let deciders = Some(Deciders::begin(&app));
+    let leading = app.stand_for_election();
+    let deciders = leading.is_none().then(|| Deciders::begin(&app));
     let draining = predecessor.as_ref().map_or_else(Arc::default, Predecessor::gateways);
     let predecessor = predecessor.map(|one| {
         let app = Arc::clone(&app);
@@ -192,6 +203,7 @@ fn serve(
         serving,
         tasks,
         deciders,
+        leading,
         taking_back,
         sockets,
         predecessor,
@@ -258,7 +270,11 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
     app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
     if let Some(cluster) = app.cluster.clone() {
-        app.telemetry.show_cluster(move || cluster.metrics());
+        let leader = app.leader.clone();
+        app.telemetry.show_cluster(move || ClusterMetrics {
+            leader: leader.as_ref().map(|leader| leader.metrics()),
+            ..cluster.metrics()
+        });
     }
 }
 

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::saved_experiments::read_or_set_aside;
 use crate::config::{Config, TunerMode};
-use crate::fleet;
+use crate::fleet::{self, Lead};
 use crate::online::{Event, EventKind};
 use crate::online::{Observer, Saved, TimedEvent, Tuner, TunerReport};
 use crate::telemetry::TunerView;
@@ -46,11 +46,13 @@ pub(crate) struct Tuning {
     /// Held while the state is saved, so that an older one never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
+    /// Without it nothing is saved: another gateway has the files.
+    lead: Arc<Lead>,
 }
 
 impl Tuning {
     /// The tuner of a configuration that is about to be in force, with the limits that an earlier gateway kept in it.
-    pub(super) fn new(config: &mut Config, started: Instant) -> Self {
+    pub(super) fn new(config: &mut Config, started: Instant, lead: Arc<Lead>) -> Self {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
@@ -61,7 +63,15 @@ impl Tuning {
             }
         }
         let (recent, released, saving, counts) = Default::default();
-        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, released, saving, counts }
+        Self { tuner: Mutex::new(tuner), observer, started, folder, recent, released, saving, counts, lead }
+    }
+
+    /// Goes on where the gateway that led before was. Returns the tuner, whose limits are to be put in force.
+    pub(super) fn restore(&self) -> Option<MutexGuard<'_, Tuner>> {
+        let saved: Option<Saved> = read_or_set_aside(&self.folder, STATE);
+        let mut tuner = self.tuner.lock();
+        let goes_on = tuner.restore(saved?, &self.observer, self.started.elapsed());
+        goes_on.then_some(tuner)
     }
 
     /// What finished requests are shown to.
@@ -98,7 +108,7 @@ impl Tuning {
 
     /// Logs, counts and saves what the tuner did.
     pub(super) fn keep(&self, events: Vec<Event>) {
-        if events.is_empty() || self.released.load(Ordering::Relaxed) {
+        if events.is_empty() || self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return;
         }
         let mut lines = Vec::new();
@@ -135,7 +145,7 @@ impl Tuning {
     /// Saves the limits that were kept.
     pub(super) fn save(&self) {
         let _alone = self.saving.lock();
-        if self.released.load(Ordering::Relaxed) {
+        if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return;
         }
         // Cannot fail: all keys are strings.

@@ -1,5 +1,6 @@
 //! A store for the gateways under test: a small part of etcd's JSON API in this process, or a real etcd.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -23,6 +24,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::ports::free_port;
 
+/// The key of the ledger.
+const LEDGER: &str = "sluice-ledger";
+
 /// What the store in this process does with a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Mood {
@@ -41,8 +45,16 @@ pub(crate) enum Mood {
 #[derive(Debug, Default)]
 struct State {
     revision: u64,
-    value: Option<(Vec<u8>, u64)>,
+    /// By key, in base64.
+    values: BTreeMap<String, (Vec<u8>, u64)>,
     mood: Mood,
+}
+
+impl State {
+    fn put(&mut self, key: String, value: Vec<u8>) {
+        self.revision += 1;
+        self.values.insert(key, (value, self.revision));
+    }
 }
 
 /// The store in this process.
@@ -76,17 +88,26 @@ impl Fake {
         self.state.lock().mood = mood;
     }
 
-    /// The object.
+    /// The ledger.
     pub(crate) fn value(&self) -> Option<Value> {
-        let state = self.state.lock();
-        serde_json::from_slice(&state.value.as_ref()?.0).ok()
+        self.value_of(LEDGER)
     }
 
-    /// Another program has written.
+    /// The object of a key.
+    pub(crate) fn value_of(&self, key: &str) -> Option<Value> {
+        let state = self.state.lock();
+        serde_json::from_slice(&state.values.get(&STANDARD.encode(key))?.0).ok()
+    }
+
+    /// Another program has written the ledger.
     pub(crate) fn put(&self, value: &[u8]) {
+        self.put_at(LEDGER, value);
+    }
+
+    /// Another program has written an object.
+    pub(crate) fn put_at(&self, key: &str, value: &[u8]) {
         let mut state = self.state.lock();
-        state.revision += 1;
-        state.value = Some((value.to_owned(), state.revision));
+        state.put(STANDARD.encode(key), value.to_owned());
     }
 }
 
@@ -101,16 +122,16 @@ async fn answer(state: Arc<Mutex<State>>, request: Request<Incoming>) -> Result<
         Mood::Well | Mood::Forgets => {}
     }
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let answer = if path == "/v3/kv/range" { range(&state.lock()) } else { txn(&mut state.lock(), &body) };
+    let answer = if path == "/v3/kv/range" { range(&state.lock(), &body) } else { txn(&mut state.lock(), &body) };
     if mood == Mood::Forgets && path == "/v3/kv/txn" {
         std::future::pending::<()>().await;
     }
     Ok(Response::new(Full::new(Bytes::from(answer.to_string()))))
 }
 
-fn range(state: &State) -> Value {
+fn range(state: &State, body: &Value) -> Value {
     let header = json!({ "revision": state.revision.to_string() });
-    match &state.value {
+    match state.values.get(body["key"].as_str().unwrap_or_default()) {
         None => json!({ "header": header }),
         Some((value, revision)) => json!({
             "header": header,
@@ -122,12 +143,12 @@ fn range(state: &State) -> Value {
 
 fn txn(state: &mut State, body: &Value) -> Value {
     let compared = body["compare"][0]["mod_revision"].as_str().unwrap_or("none");
-    let now = state.value.as_ref().map_or(0, |(_, revision)| *revision);
+    let key = body["compare"][0]["key"].as_str().unwrap_or_default();
+    let now = state.values.get(key).map_or(0, |(_, revision)| *revision);
     let mut answer = json!({ "header": { "revision": state.revision.to_string() } });
     if compared == now.to_string() {
         let value = body["success"][0]["request_put"]["value"].as_str().unwrap_or_default();
-        state.revision += 1;
-        state.value = Some((STANDARD.decode(value).unwrap_or_default(), state.revision));
+        state.put(key.to_owned(), STANDARD.decode(value).unwrap_or_default());
         answer["succeeded"] = json!(true);
     }
     answer

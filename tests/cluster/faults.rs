@@ -13,7 +13,11 @@ async fn one(mode: &str, more: &str) -> (Fake, Arc<Engine>, Gateway) {
 
 async fn start(store: &Fake, engine: &Arc<Engine>, name: &str, mode: &str, more: &str) -> Gateway {
     let engines = [Arc::clone(engine)];
-    Gateway::start(name, &Setup { store: &store.url, mode, slots: SLOTS, engines: &engines, more }).await
+    Gateway::start(
+        name,
+        &Setup { store: &store.url, mode, slots: SLOTS, engines: &engines, more, leader: Leader::default() },
+    )
+    .await
 }
 
 async fn ready(gateway: &Gateway) {

@@ -1,7 +1,7 @@
 //! Three gateways as processes, and clients that always have requests open at each of them.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -30,6 +30,7 @@ pub(crate) struct Gateway {
     pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) admin: AdminClient,
+    admin_port: u16,
     folder: TempDir,
     child: Option<Child>,
 }
@@ -41,27 +42,47 @@ pub(crate) struct Setup<'s> {
     pub(crate) slots: u32,
     pub(crate) engines: &'s [Arc<Engine>],
     pub(crate) more: &'s str,
+    pub(crate) leader: Leader<'s>,
+}
+
+/// How one of the gateways is elected.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Leader<'s> {
+    /// Further lines of `[cluster]`.
+    pub(crate) lines: &'s str,
+    /// The lease of both the ledger and the election; else [`LEASE`].
+    pub(crate) lease: Option<Duration>,
+    /// A folder that several gateways share.
+    pub(crate) state: Option<&'s Path>,
+    /// Further lines of `[server]`.
+    pub(crate) server: &'s str,
+    /// Further lines of `[fleet]`.
+    pub(crate) fleet: &'s str,
+    /// Further tables.
+    pub(crate) tables: &'s str,
 }
 
 impl Gateway {
     pub(crate) async fn start(name: &str, setup: &Setup<'_>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (port, admin) = (free_port(), free_port());
-        let Setup { store, mode, slots, engines, more } = setup;
+        let (port, admin_port) = (free_port(), free_port());
+        let Setup { store, mode, slots, engines, more, leader } = setup;
+        let (lines, server, fleet, lease) = (leader.lines, leader.server, leader.fleet, leader.lease.unwrap_or(LEASE));
         let mut text = format!(
-            "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin}\"\nthreads = 2\ndrain_timeout = \"20s\"\n\
-             [health]\nprobe_interval = \"200ms\"\n[fleet]\nstate = {:?}\n\
-             [cluster]\nname = \"{name}\"\netcd = [\"{store}\"]\nlease = \"{LEASE:?}\"\nmode = \"{mode}\"\n\
+            "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\nthreads = 2\ndrain_timeout = \"20s\"\n{server}\n\
+             [health]\nprobe_interval = \"200ms\"\n[fleet]\nstate = {:?}\n{fleet}\n\
+             [cluster]\nname = \"{name}\"\netcd = [\"{store}\"]\nlease = \"{lease:?}\"\nmode = \"{mode}\"\n{lines}\n\
              [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\nslots = {slots}\n{more}\n\
              queue = {{ length = 512, timeout = \"20s\" }}\n",
-            folder.path().join("state"),
+            leader.state.map_or_else(|| folder.path().join("state"), Path::to_owned),
         );
         for (number, engine) in engines.iter().enumerate() {
             text += &format!("[[pool.backend]]\nname = \"e{number}\"\nurl = \"http://127.0.0.1:{}\"\n", engine.port);
         }
+        text += leader.tables;
         fs::write(folder.path().join("sluice.toml"), text).unwrap();
-        let admin = AdminClient::new(&format!("127.0.0.1:{admin}"), None).unwrap();
-        let mut gateway = Self { name: name.to_owned(), port, admin, folder, child: None };
+        let admin = AdminClient::new(&format!("127.0.0.1:{admin_port}"), None).unwrap();
+        let mut gateway = Self { name: name.to_owned(), port, admin, admin_port, folder, child: None };
         gateway.run(&[]).await;
         gateway
     }
@@ -126,6 +147,25 @@ impl Gateway {
         kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().and_then(Child::id).expect("it runs")
+    }
+
+    /// The answer of its admin port to a POST.
+    pub(crate) async fn post(&self, path: &str) -> String {
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nx-sluice-admin: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        exchange(self.admin_port, &request).await.unwrap_or_default()
+    }
+
+    /// Its end, after a signal.
+    pub(crate) async fn ended(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        let status = timeout(TIMEOUT, child.wait()).await.expect("it stops").unwrap();
+        assert!(status.success(), "{}: {status}\n{}", self.name, self.log());
+    }
+
     pub(crate) async fn kill(&mut self) {
         self.child.take().expect("it runs").kill().await.unwrap();
     }
@@ -133,9 +173,7 @@ impl Gateway {
     /// SIGTERM, and its end.
     pub(crate) async fn stop(&mut self) {
         self.signal(Signal::SIGTERM);
-        let mut child = self.child.take().expect("it runs");
-        let status = timeout(TIMEOUT, child.wait()).await.expect("it stops").unwrap();
-        assert!(status.success(), "{}: {status}\n{}", self.name, self.log());
+        self.ended().await;
     }
 }
 
@@ -144,7 +182,7 @@ fn binary() -> PathBuf {
 }
 
 /// The answer to one request, if it is whole.
-async fn exchange(port: u16, request: &str) -> Option<String> {
+pub(crate) async fn exchange(port: u16, request: &str) -> Option<String> {
     let talk = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
         stream.write_all(request.as_bytes()).await.ok()?;

@@ -9,6 +9,7 @@ mod engine;
 mod etcd;
 mod faults;
 mod gateways;
+mod leaders;
 #[path = "../common/ports.rs"]
 mod ports;
 
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep};
 
 use engine::Engine;
 use etcd::{Fake, Mood, Real};
-use gateways::{Gateway, LEASE, LOOK, Load, Setup, TIMEOUT};
+use gateways::{Gateway, LEASE, LOOK, Leader, Load, Setup, TIMEOUT};
 
 /// The limit of each engine.
 const SLOTS: u32 = 12;
@@ -79,7 +80,14 @@ impl World {
 
     async fn gateway(&self, name: &str) -> Gateway {
         let store = self.store.url();
-        let setup = Setup { store: &store, mode: self.mode, slots: SLOTS, engines: &self.engines, more: "" };
+        let setup = Setup {
+            store: &store,
+            mode: self.mode,
+            slots: SLOTS,
+            engines: &self.engines,
+            more: "",
+            leader: Leader::default(),
+        };
         Gateway::start(name, &setup).await
     }
 

@@ -76,7 +76,7 @@ def check_chart(root, cluster):
         done = subprocess.run([binary(), "check", file], capture_output=True, text=True, env={**os.environ, "SLUICE_ADMIN_TOKEN": "t"})
         if done.returncode != 0:
             raise Failed(done.stdout + done.stderr)
-    for words, why in ((["--set", "replicas=2"], "only one gateway"), (["--set", "replicas=two"], "integer"),
+    for words, why in ((["--set", "leader=me"], "leader"), (["--set", "replicas=two"], "integer"),
                        (["--set", "reeplicas=2"], "reeplicas"), (["--set", "pools[0].name=all,pools[0].managed=true"], "has no engines")):
         said = render(*words)
         if "refused" not in said or why not in said:

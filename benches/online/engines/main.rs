@@ -1,13 +1,19 @@
 //! Evidence for the slow layer of the online tuner on simulated engines: where flags that were set wrongly end up, how many restarts
 //! that takes, and what it does to requests; planted faults; situations without a gain; loads that change with the hours.
 //!
+//! The binary that `cargo bench --no-run -p sluice-lab --bench engines` names reads only the files that it is given (and
+//! `config/one-pool.toml`, which these name), so it runs on any machine with the folder `config`. `--from SEED --seeds N --jobs N`
+//! run N seeds from SEED on; a line is written when a run has ended.
+//!
 //! ```sh
-//! cargo bench -p sluice-lab --bench engines -- starts config/lab/tuner/engines/{chat,documents,mixed}.toml --jobs 2
-//! cargo bench -p sluice-lab --bench engines -- planted config/lab/tuner/engines/faults.toml --seeds 100
-//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/changes.toml
-//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/day.toml --repeat 7
-//! cargo bench -p sluice-lab --bench engines -- hours config/lab/tuner/engines/stays.toml --repeat 7
-//! cargo bench -p sluice-lab --bench engines -- calibration config/lab/tuner/engines/{chat,changes}.toml --seeds 5
+//! cd config/lab/tuner/engines
+//! engines starts {chat,documents,mixed,memory}.toml --seeds 3 --jobs 32
+//! engines hours stays.toml --repeat 14 --seeds 2 --jobs 8
+//! engines planted faults.toml --only "10 % slower" --seeds 100 --jobs 32         # also "crashes under load", "hangs under load",
+//! engines planted faults.toml --only "no difference" --seeds 1000 --jobs 32      # "fails for long prompts"
+//! engines hours changes.toml --seeds 4 --jobs 8
+//! engines hours day.toml --repeat 7
+//! engines calibration {chat,changes}.toml --seeds 5 --jobs 32
 //! ```
 
 use std::path::PathBuf;
@@ -19,6 +25,7 @@ use parking_lot::Mutex;
 use sluice_bench::result::record::Outcome;
 use sluice_core::meter::slo::Timings;
 use sluice_lab::{Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
+use sluice_online::forecast::Realised;
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
 
 const USAGE: &str = "engines starts|planted|hours|calibration FILE.. [--from SEED] [--seeds N] [--jobs N] [--events] [--only NAME] [--repeat N]";
@@ -60,8 +67,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Runs every lab with every seed.
-fn all<T: Send>(labs: &[Lab], options: &Options, of: impl Fn(&Lab, &LabRun, u64) -> T + Sync) -> Vec<Vec<T>> {
+/// Runs every lab with every seed. What came of a run is printed when it has ended, so that it counts if the program is stopped.
+fn all<T: Send>(
+    labs: &[Lab],
+    options: &Options,
+    of: impl Fn(&Lab, &LabRun, u64) -> T + Sync,
+    line: impl Fn(usize, u64, &T) -> String + Sync,
+) -> Vec<Vec<T>> {
     let jobs: Vec<(usize, u64)> = (0..labs.len())
         .flat_map(|lab| (options.from..options.from + options.seeds).map(move |seed| (lab, seed)))
         .collect();
@@ -75,7 +87,9 @@ fn all<T: Send>(labs: &[Lab], options: &Options, of: impl Fn(&Lab, &LabRun, u64)
                         events(&result);
                     }
                     let value = of(&labs[*lab], &result, *seed);
-                    found.lock().push((*lab, value));
+                    let mut found = found.lock();
+                    println!("{}", line(*lab, *seed, &value));
+                    found.push((*lab, value));
                 }
             });
         }
@@ -152,11 +166,26 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
         ("fails for long prompts", Some(PlantedFault::FailsAbove(2_000))),
     ];
     println!(
-        "| load | fault | runs | tried | promoted | taken back | without a response, all runs | misses beyond, mean | allowed |"
+        "| load | fault | seed, or runs | tried | promoted | taken back | without a response | misses beyond, mean | allowed |"
     );
     println!("|---|---|--:|--:|--:|--:|--:|--:|--:|");
     for file in files {
         let scenario = Scenario::load(file)?;
+        let row = |name: &str, which: String, runs: &[&Trials]| {
+            let sum = |of: fn(&Trials) -> usize| runs.iter().map(|one| of(one)).sum::<usize>();
+            let mean = |of: fn(&Trials) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
+            // 5 % of the misses that 99 % allow in 30 days, at the rate of these 40 minutes.
+            let allowed = mean(|one| one.requests as f64) * 18.0 * 60.0 * 0.01 * 0.05;
+            format!(
+                "| {} | {name} | {which} | {} | {} | {} | {} | {:.0} | {allowed:.0} |",
+                scenario.file.title,
+                sum(|one| one.tried),
+                sum(|one| one.promoted),
+                sum(|one| one.undone),
+                sum(|one| one.failed),
+                mean(|one| one.beyond),
+            )
+        };
         let chosen = faults.iter().filter(|(name, _)| options.only.as_ref().is_none_or(|only| name == only));
         let (names, labs): (Vec<&str>, Vec<Lab>) = {
             let lab = |(name, fault): &(&'static str, Option<PlantedFault>)| {
@@ -171,7 +200,7 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
             };
             chosen.map(lab).collect::<Result<Vec<_>, _>>()?.into_iter().unzip()
         };
-        let found = all(&labs, options, |lab, run, seed| {
+        let trials = |lab: &Lab, run: &LabRun, seed: u64| {
             let count =
                 |kind| run.tuning.iter().filter(|event| event.kind == kind && event.key.contains(".engine.")).count();
             let share = |from: f64, to: f64| 1.0 - attainment_between(lab, run, from, to).0;
@@ -191,33 +220,58 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
                 events(run);
             }
             trials
-        });
+        };
+        let line = |lab: usize, seed: u64, one: &Trials| row(names[lab], format!("seed {seed}"), &[one]);
+        let found = all(&labs, options, trials, line);
         for (name, runs) in names.iter().zip(&found) {
-            let sum = |of: fn(&Trials) -> usize| runs.iter().map(of).sum::<usize>();
-            let mean = |of: fn(&Trials) -> f64| runs.iter().map(of).sum::<f64>() / runs.len() as f64;
-            // 5 % of the misses that 99 % allow in 30 days, at the rate of these 40 minutes.
-            let allowed = mean(|one| one.requests as f64) * 18.0 * 60.0 * 0.01 * 0.05;
-            println!(
-                "| {} | {name} | {} | {} | {} | {} | {} | {:.0} | {allowed:.0} |",
-                scenario.file.title,
-                runs.len(),
-                sum(|one| one.tried),
-                sum(|one| one.promoted),
-                sum(|one| one.undone),
-                sum(|one| one.failed),
-                mean(|one| one.beyond),
-            );
+            println!("{}", row(name, format!("all {}", runs.len()), &runs.iter().collect::<Vec<_>>()));
         }
     }
     Ok(())
 }
 
+/// Every start of a scenario, left alone and with the tuner, with its name.
+fn starts_of(scenario: &Scenario, options: &Options, modes: &[&'static str]) -> Result<Started, sluice_lab::LabError> {
+    let mut started = Started::default();
+    for variant in scenario.file.variants() {
+        if options.only.as_ref().is_some_and(|only| variant.name != *only) {
+            continue;
+        }
+        for mode in modes {
+            let set = [&variant.set[..], &[format!("tuner.mode=\"{mode}\"")]].concat();
+            started.labs.push(scenario.lab(&Variant { set, ..variant.clone() })?);
+            started.names.push((variant.name.clone(), *mode));
+        }
+    }
+    Ok(started)
+}
+
+#[derive(Default)]
+struct Started {
+    labs: Vec<Lab>,
+    /// The start, and the tuner's mode.
+    names: Vec<(String, &'static str)>,
+}
+
+/// Changes of engines in a run: kept, tried, and restarts that they took.
+fn changes(lab: &Lab, run: &LabRun) -> [usize; 3] {
+    let of_engines = run.tuning.iter().filter(|event| event.key.contains(".engine."));
+    let count = |kind| of_engines.clone().filter(|event| event.kind == kind).count();
+    let (kept, tried) = (count(EventKind::Kept), count(EventKind::Tried));
+    // The canary with each change; then the others, or the canary as before.
+    [kept, tried, tried + kept * (lab.engines.len() - 1) + count(EventKind::Undone)]
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}", 100.0 * share)
+}
+
 /// How requests fare in each part of a load that changes, and what that costs in restarts.
 fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     println!(
-        "| load | start | requests that met their objectives in each part, tuner off | with the tuner | restarts | changes kept, tried | without a response |"
+        "| load | start | seed | tuner | % of the requests of each part that met their objectives | restarts | changes kept, tried | without a response |"
     );
-    println!("|---|---|---|---|--:|--:|--:|");
+    println!("|---|---|--:|---|---|--:|--:|--:|");
     for file in files {
         let mut scenario = Scenario::load(file)?;
         scenario.file.traffic.iter_mut().for_each(|traffic| traffic.steps = traffic.steps.repeat(options.repeat));
@@ -225,83 +279,47 @@ fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error:
             ends.push(ends.last().unwrap_or(&0.0) + time);
             ends
         });
-        let mut variants = scenario.file.variants();
-        variants.retain(|variant| options.only.as_ref().is_none_or(|only| variant.name == *only));
-        let with = |variant: &Variant, mode: &str| {
-            let set = [&variant.set[..], &[format!("tuner.mode=\"{mode}\"")]].concat();
-            scenario.lab(&Variant { set, ..variant.clone() })
+        let Started { labs, names } = starts_of(&scenario, options, &["off", "apply"])?;
+        let parts = |lab: &Lab, run: &LabRun, _| {
+            let begins = std::iter::once(&0.0).chain(&ends);
+            let met = begins.zip(&ends).map(|(from, to)| percent(attainment_between(lab, run, *from, *to).0));
+            let [kept, tried, restarts] = changes(lab, run);
+            let (met, failed) = (met.collect::<Vec<_>>().join(", "), attainment(lab, run, 0.0).1);
+            format!("{met} | {restarts} | {kept}, {tried} | {failed} |")
         };
-        for variant in &variants {
-            let labs = [with(variant, "off")?, with(variant, "apply")?];
-            let found = all(&labs, options, |lab, run, _| {
-                let of_engines = run.tuning.iter().filter(|event| event.key.contains(".engine."));
-                let count = |kind| of_engines.clone().filter(|event| event.kind == kind).count();
-                let begins = std::iter::once(&0.0).chain(&ends);
-                let met: Vec<f64> =
-                    begins.zip(&ends).map(|(from, to)| attainment_between(lab, run, *from, *to).0).collect();
-                let tried = [count(EventKind::Kept), count(EventKind::Tried)];
-                // The canary with each change; then the others, or the canary as before.
-                let restarts = tried[1] + tried[0] * (lab.engines.len() - 1) + count(EventKind::Undone);
-                (met, restarts, tried, attainment(lab, run, 0.0).1)
-            });
-            for (seed, (off, on)) in (options.from..).zip(found[0].iter().zip(&found[1])) {
-                let shown =
-                    |met: &[f64]| met.iter().map(|met| format!("{:.1}", 100.0 * met)).collect::<Vec<_>>().join(", ");
-                println!(
-                    "| {}, seed {seed} | {} | {} | {} | {} | {}, {} | {} ({} without the tuner) |",
-                    scenario.file.title,
-                    variant.name,
-                    shown(&off.0),
-                    shown(&on.0),
-                    on.1,
-                    on.2[0],
-                    on.2[1],
-                    on.3,
-                    off.3
-                );
-            }
-        }
+        all(&labs, options, parts, |lab, seed, row| {
+            let (start, mode) = &names[lab];
+            format!("| {} | {start} | {seed} | {mode} | {row}", scenario.file.title)
+        });
     }
     Ok(())
 }
 
+/// Of a run of `starts`: attainment, requests without a response, and changes kept, tried, with restarts.
+type Start = (f64, usize, [usize; 3]);
+
 fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
-    println!("| load | start | left alone | with the tuner | changes kept, tried | requests without a response |");
-    println!("|---|---|--:|--:|--:|--:|");
+    println!("| load | start | seed, or runs | tuner | attainment, % | kept, tried, restarts | without a response |");
+    println!("|---|---|--:|---|--:|--:|--:|");
     for file in files {
         let scenario = Scenario::load(file)?;
-        let mut variants = scenario.file.variants();
-        variants.retain(|variant| options.only.as_ref().is_none_or(|only| variant.name == *only));
-        let with = |variant: &Variant, mode: &str| {
-            let set = [&variant.set[..], &[format!("tuner.mode=\"{mode}\"")]].concat();
-            scenario.lab(&Variant { set, ..variant.clone() })
-        };
-        let mut labs = Vec::new();
-        for variant in &variants {
-            labs.extend([with(variant, "off")?, with(variant, "apply")?]);
-        }
+        let Started { labs, names } = starts_of(&scenario, options, &["off", "apply"])?;
         let half = scenario.file.duration.map_or(0.0, |period| period.0.as_secs_f64() / 2.0);
-        let found = all(&labs, options, |lab, run, _| {
-            let count =
-                |kind| run.tuning.iter().filter(|event| event.kind == kind && event.key.contains(".engine.")).count();
+        let row = |lab: usize, which: String, runs: &[&Start]| {
+            let mean = |of: &dyn Fn(&Start) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
+            let [kept, tried, restarts] = [0, 1, 2].map(|at| format!("{:.1}", mean(&|one| one.2[at] as f64)));
+            let (start, mode) = &names[lab];
+            let (met, failed) = (percent(mean(&|one| one.0)), mean(&|one| one.1 as f64));
+            let title = &scenario.file.title;
+            format!("| {title} | {start} | {which} | {mode} | {met} | {kept}, {tried}, {restarts} | {failed:.1} |")
+        };
+        let of = |lab: &Lab, run: &LabRun, _| {
             let (met, failed) = attainment(lab, run, half);
-            (met, failed, count(sluice_online::EventKind::Kept), count(sluice_online::EventKind::Tried))
-        });
-        for (variant, pair) in variants.iter().zip(found.chunks(2)) {
-            let mean = |side: usize, of: fn(&(f64, usize, usize, usize)) -> f64| {
-                pair[side].iter().map(of).sum::<f64>() / pair[side].len() as f64
-            };
-            println!(
-                "| {} | {} | {:.1} % | {:.1} % | {:.1}, {:.1} | {:.1} ({:.1} left alone) |",
-                scenario.file.title,
-                variant.name,
-                100.0 * mean(0, |one| one.0),
-                100.0 * mean(1, |one| one.0),
-                mean(1, |one| one.2 as f64),
-                mean(1, |one| one.3 as f64),
-                mean(1, |one| one.1 as f64),
-                mean(0, |one| one.1 as f64),
-            );
+            (met, failed, changes(lab, run))
+        };
+        let found = all(&labs, options, of, |lab, seed, one| row(lab, format!("seed {seed}"), &[one]));
+        for (lab, runs) in found.iter().enumerate() {
+            println!("{}", row(lab, format!("all {}", runs.len()), &runs.iter().collect::<Vec<_>>()));
         }
     }
     Ok(())
@@ -314,35 +332,33 @@ fn calibration(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::
     let (mut errors, mut inside) = (Vec::new(), 0);
     for file in files {
         let scenario = Scenario::load(file)?;
-        let mut variants = scenario.file.variants();
-        variants.retain(|variant| options.only.as_ref().is_none_or(|only| variant.name == *only));
-        let tuned = |variant: &Variant| {
-            let set = [&variant.set[..], &["tuner.mode=\"apply\"".to_owned()]].concat();
-            scenario.lab(&Variant { set, ..variant.clone() })
+        let Started { labs, names } = starts_of(&scenario, options, &["apply"])?;
+        let of = |_: &Lab, run: &LabRun, _| {
+            run.tuner.as_ref().map(|report| report.engines.changes.clone()).unwrap_or_default()
         };
-        let labs = variants.iter().map(tuned).collect::<Result<Vec<_>, _>>()?;
-        let found = all(&labs, options, |_, run, seed| {
-            (seed, run.tuner.as_ref().map(|report| report.engines.changes.clone()).unwrap_or_default())
-        });
-        for (variant, mut runs) in variants.iter().zip(found) {
-            runs.sort_by_key(|(seed, _)| *seed);
-            for (seed, change) in runs.iter().flat_map(|(seed, changes)| changes.iter().map(move |one| (seed, one))) {
+        let line = |lab: usize, seed: u64, changes: &Vec<Realised>| {
+            let row = |change: &Realised| {
                 let (low, high) = change.range;
                 let forecast = change.forecast.map_or_else(|| "none".to_owned(), |gain| format!("{gain:.3}"));
-                println!(
+                format!(
                     "| {} | {} | {seed} | {} {} to {} | {forecast} | {:.3} | {low:.3} to {high:.3} | {} |",
                     scenario.file.title,
-                    variant.name,
+                    names[lab].0,
                     change.flag.name(),
                     change.values.0,
                     change.values.1,
                     change.realised,
                     change.verdict,
-                );
-                let Some(gain) = change.forecast else { continue };
-                errors.push(change.realised - gain);
-                inside += usize::from((low..=high).contains(&gain));
-            }
+                )
+            };
+            let none =
+                || format!("| {} | {} | {seed} | no change was measured | | | | |", scenario.file.title, names[lab].0);
+            if changes.is_empty() { none() } else { changes.iter().map(row).collect::<Vec<_>>().join("\n") }
+        };
+        for change in all(&labs, options, of, line).into_iter().flatten().flatten() {
+            let Some(gain) = change.forecast else { continue };
+            errors.push(change.realised - gain);
+            inside += usize::from((change.range.0..=change.range.1).contains(&gain));
         }
     }
     let count = errors.len().max(1) as f64;

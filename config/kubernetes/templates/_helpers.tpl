@@ -13,13 +13,8 @@ allowPrivilegeEscalation: false
 capabilities: { drop: [ALL] }
 {{- end -}}
 
-{{- /* One gateway changes the flags of engines. */ -}}
 {{- define "sluice.check" -}}
-{{- $root := . -}}
 {{- range .Values.pools -}}
-{{- if and .managed (gt (int $root.Values.replicas) 1) -}}
-{{- fail (printf "pool %s is managed, and only one gateway may change the flags of engines: set replicas to 1, or managed to false" .name) -}}
-{{- end -}}
 {{- if and .autoscale (not .managed) -}}
 {{- if eq .autoscale.kind "gateway" -}}
 {{- fail (printf "pool %s is not managed, so the gateway cannot set its replicas: set managed to true, or autoscale.kind to keda or hpa" .name) -}}
@@ -52,11 +47,12 @@ state = "/var/lib/sluice"
 format = "json"
 {{- if gt (int .Values.replicas) 1 }}
 
-# Several gateways hold one limit.
+# Several gateways hold one limit, and one of them leads.
 [cluster]
 kubernetes = {}
 key = "{{ .Release.Name }}-ledger"
 mode = {{ .Values.clusterMode | quote }}
+leader = {{ .Values.leader | quote }}
 {{- end }}
 {{- with .Values.config }}
 

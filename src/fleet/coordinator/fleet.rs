@@ -21,6 +21,7 @@ use crate::engine::journal::JournalError;
 use crate::engine::lifecycle::ChangeRefused;
 use crate::engine::spec::EngineSpec;
 use crate::engine::view::EngineView;
+use crate::lead::Lead;
 use crate::probe::ReportedModels;
 use crate::state_folder;
 use sluice_gateway::pool::Admission;
@@ -68,7 +69,7 @@ impl Fleet {
     /// Applies a configuration: new engines are started, removed ones stopped, changed ones restarted one after the other.
     /// Returns at once; the reconciler does the work. If there are engines, the journal must be open.
     pub fn apply(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
-        if self.registry.is_closing() {
+        if self.registry.is_closed() {
             return;
         }
         self.registry.set_wanted(engines, external);
@@ -176,7 +177,19 @@ impl Fleet {
         self.registry.set_beside(None);
     }
 
-    /// Undoes [`Fleet::release`]: the journal is to be opened next, and then the configuration applied.
+    /// Whether this gateway may act on engines, of several of which one leads.
+    pub fn lead(&self) -> Arc<Lead> {
+        Arc::clone(&self.registry.lead)
+    }
+
+    /// Lets go of all engines at once, since another gateway may lead: whatever is being done ends where it is, as if this process had
+    /// been killed, and the journal is closed. [`Fleet::take_back`] undoes it.
+    pub async fn let_go(&self) {
+        hand_over::let_go(&self.registry).await;
+        self.reconciling.store(false, Ordering::Relaxed);
+    }
+
+    /// Undoes [`Fleet::release`] and [`Fleet::let_go`]: the journal is to be opened next, and then the configuration applied.
     pub fn take_back(&self) {
         self.registry.reopen();
     }

@@ -2,10 +2,12 @@
 //!
 //! What the journal says is all that the next gateway needs, as after a crash. So the tasks end where they are, and the journal is
 //! unlocked when the last of them has ended. Two cases are refused, because two gateways would act on one engine: a planned
-//! change, whose rollout would be cut in two, and an engine that is being stopped for good.
+//! change, whose rollout would be cut in two, and an engine that is being stopped for good. A gateway that no longer leads refuses
+//! neither: from then on it does nothing to engines.
 //!
 //! Bounds: [`TASKS_MAX`] for the tasks to end.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -39,6 +41,22 @@ pub(super) async fn release(registry: &Registry) -> Result<(), EngineBusy> {
         registry.close();
         std::mem::take(&mut table.managed)
     };
+    end(registry, managed).await;
+    Ok(())
+}
+
+/// Ends all tasks where they are, also in the middle of a change, and closes the journal.
+pub(super) async fn let_go(registry: &Registry) {
+    let managed = {
+        let mut table = registry.table();
+        registry.close();
+        std::mem::take(&mut table.managed)
+    };
+    end(registry, managed).await;
+    registry.table().stopping.clear();
+}
+
+async fn end(registry: &Registry, managed: BTreeMap<String, ManagedEngine>) {
     for engine in managed.into_values() {
         engine.task.abort();
         // Its task writes the journal, and may be spawning a process, which the next line of the journal says.
@@ -49,5 +67,4 @@ pub(super) async fn release(registry: &Registry) -> Result<(), EngineBusy> {
         tracing::warn!("tasks of engines have not ended yet; they do nothing more");
     }
     registry.close_journal();
-    Ok(())
 }

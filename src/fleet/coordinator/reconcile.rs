@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_secs(3);
 /// Runs until the gateway stops.
 pub(super) async fn reconcile(registry: Arc<Registry>) {
     let mut rollouts = Rollouts::default();
-    while !registry.is_closing() {
+    while !registry.is_closed() {
         let (generation, engines, managed) = {
             let table = registry.table();
             let managed: BTreeSet<String> = table.managed.keys().cloned().collect();

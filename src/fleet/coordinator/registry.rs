@@ -23,6 +23,7 @@ use crate::engine::engine_task::{self, EngineHandle};
 use crate::engine::journal::{Journal, JournalError, Record};
 use crate::engine::lifecycle::RestartBlocked;
 use crate::engine::spec::EngineSpec;
+use crate::lead::Lead;
 use crate::probe::ReportedModels;
 use crate::state_folder::{self, KEY_BYTES};
 use sluice_gateway::pool::{Admission, Cordon};
@@ -53,6 +54,8 @@ pub(super) struct Registry {
     next_change: AtomicU64,
     /// Cancelled when a shutdown must be fast.
     pub(super) fast_shutdown: CancellationToken,
+    /// Whether this gateway may act on engines.
+    pub(super) lead: Arc<Lead>,
     /// No engine is started any more.
     closing: AtomicBool,
     /// What autoscaling remembers between two looks.
@@ -82,6 +85,7 @@ impl Registry {
             change_lock: tokio::sync::Mutex::default(),
             next_change: AtomicU64::new(1),
             fast_shutdown: CancellationToken::new(),
+            lead: Arc::default(),
             closing: AtomicBool::new(false),
             scales: Mutex::default(),
             beside: Mutex::default(),
@@ -158,8 +162,14 @@ impl Registry {
         }
     }
 
-    pub(super) fn is_closing(&self) -> bool {
+    /// Whether [`Registry::close`] was called.
+    pub(super) fn is_closed(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing may be done to engines, since the gateway stops or another one may lead.
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closed() || !self.lead.is_held()
     }
 
     /// Whether a newer configuration than this was applied, or the gateway stops.
@@ -221,8 +231,8 @@ impl Registry {
         }
         let driver = (self.maker)(&spec);
         let (admission, reported) = (Arc::clone(&self.admission), Arc::clone(&self.reported));
-        let context =
-            Arc::new(EngineContext::new(spec, driver, admission, reported, journal, self.fast_shutdown.clone()));
+        let ends = (self.fast_shutdown.clone(), Arc::clone(&self.lead));
+        let context = Arc::new(EngineContext::new(spec, driver, admission, reported, journal, ends));
         table.managed.insert(name.to_owned(), engine_task::spawn(context));
         None
     }

@@ -48,7 +48,7 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
 /// The task of the engine has ended. Returns when the engine is gone, or the gateway stops.
 async fn retry_until_stopped(registry: &Registry, context: &Arc<EngineContext>) {
     let name = context.spec().name.clone();
-    while context.step() != Step::Off {
+    while context.step() != Step::Off && !registry.is_closing() {
         tracing::error!(backend = %name, "its engine could not be stopped: {}; tried again every {} s", context.why(), RETRY.as_secs());
         sleep(RETRY).await;
         if registry.is_closing() {

@@ -31,7 +31,7 @@ use crate::driver::EngineFailure;
 pub use client::give_gate;
 pub use members::{Job, Members};
 #[cfg(feature = "kubernetes")]
-pub use object::{ObjectWritten, read_object, write_object};
+pub use object::{ObjectWritten, read_lease, read_object, write_lease, write_object};
 #[cfg(feature = "kubernetes")]
 pub use replicas::{apply_replicas, read_replicas};
 #[cfg(feature = "kubernetes")]

@@ -18,6 +18,7 @@ use super::journal::{Journal, Record, Setup};
 use super::lifecycle::{Lifecycle, Step};
 use super::spec::EngineSpec;
 use crate::driver::{EngineIdentity, EngineSettings, SharedDriver};
+use crate::lead::Lead;
 use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon};
@@ -53,6 +54,8 @@ pub(crate) struct EngineContext {
     pub(crate) journal: Arc<Mutex<Journal>>,
     /// Cancelled when the shutdown of the gateway must be fast.
     pub(crate) fast_shutdown: CancellationToken,
+    /// Without it nothing is done to the engine.
+    pub(crate) lead: Arc<Lead>,
     pub(crate) state: Mutex<EngineState>,
     /// The configured adapters have changed.
     pub(crate) adapters_changed: Notify,
@@ -68,7 +71,7 @@ impl EngineContext {
         admission: Arc<Admission>,
         reported: Arc<ReportedModels>,
         journal: Arc<Mutex<Journal>>,
-        fast_shutdown: CancellationToken,
+        (fast_shutdown, lead): (CancellationToken, Arc<Lead>),
     ) -> Self {
         let state = EngineState {
             lifecycle: Lifecycle::new(spec.setup()),
@@ -87,6 +90,7 @@ impl EngineContext {
             reported,
             journal,
             fast_shutdown,
+            lead,
             state: Mutex::new(state),
             adapters_changed: Notify::new(),
             identity: spec.identity.clone(),

@@ -3,6 +3,7 @@
 //! Before a step begins it is in the journal, and admission knows whether requests may go there. Then its effect runs,
 //! beside a watch for the loss of the engine and for commands; whichever ends first decides the next step. A journal that
 //! cannot be written keeps planned changes from beginning; restarts after a crash go on without it, with an error in the log.
+//! A gateway that no longer leads does nothing more: the task ends where it is, as if the process had been killed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,8 +98,15 @@ pub(crate) fn spawn(context: Arc<EngineContext>) -> ManagedEngine {
     let leave = CancellationToken::new();
     let (engine, leaves) = (Arc::clone(&context), leave.clone());
     let task = tokio::spawn(async move {
-        recover(&engine).await;
-        run_engine(engine, inbox, leaves).await;
+        let runs = async {
+            recover(&engine).await;
+            run_engine(Arc::clone(&engine), inbox, leaves).await;
+        };
+        tokio::select! {
+            biased;
+            () = engine.lead.lost() => {}
+            () = runs => {}
+        }
     });
     ManagedEngine { handle: EngineHandle { context, commands }, leave, task }
 }

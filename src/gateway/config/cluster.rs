@@ -37,6 +37,11 @@ table! {
         /// When the shares cannot be renewed within the lease: "keep" goes on with the last ones, so the limit may be exceeded by
         /// what others have taken back meanwhile; "strict" admits nothing new. All gateways have the same.
         pub mode: ClusterMode = default("keep");
+        /// Whether one of the gateways leads: "none": each one decides for itself, and only one may run engines. "decides": one is
+        /// elected, which alone changes engines (launch, control, statefulset), experiments and what the tuner tunes, while all
+        /// serve; another one takes over when it is gone. "serves": the same, and only that one is ready; the others stand by.
+        /// All gateways have the same, and best the same fleet.state, on a volume that they share.
+        pub leader: ClusterLeader = default("none");
     }
 }
 
@@ -59,7 +64,24 @@ words! {
     }
 }
 
+words! {
+    /// What the gateway that leads does alone.
+    pub enum ClusterLeader {
+        /// None leads.
+        None = "none",
+        /// It changes engines, experiments and limits.
+        Decides = "decides",
+        /// And it alone is ready.
+        Serves = "serves",
+    }
+}
+
 impl Cluster {
+    /// The key, or name of the object, that says which gateway leads.
+    pub fn leader_key(&self) -> String {
+        format!("{}-leader", self.key)
+    }
+
     /// The members of etcd, with the settings for TLS.
     pub fn endpoints(&self) -> impl Iterator<Item = (&Endpoint, Option<ClientTls>)> {
         self.etcd.iter().map(|endpoint| (endpoint, self.connection(endpoint).ok().flatten()))

@@ -14,7 +14,8 @@ use super::value::{not_empty, words};
 table! {
     /// How engines that the gateway runs are started, restarted and healed.
     pub struct Fleet {
-        /// Folder of the journal, which says after a crash what was under way. Each gateway needs its own.
+        /// Folder of the journal, which says after a crash what was under way. Each gateway needs its own, but for
+        /// those of which one leads (cluster.leader), which share one.
         pub state: PathBuf = default(".sluice").check(not_empty).needs_restart();
         /// Ports for engines that are configured without one. An engine keeps the port it was given.
         pub ports: RangeInclusive<u16> = default("8100-8999");

@@ -70,7 +70,7 @@ pub use admin::Admin;
 pub use auth::{Auth, Key, KeyLimit};
 pub use autoscale::Autoscale;
 pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target};
-pub use cluster::{Cluster, ClusterMode, ClusterObject};
+pub use cluster::{Cluster, ClusterLeader, ClusterMode, ClusterObject};
 pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};
 pub use fleet::{Fleet, OnExit, OnStart};
 pub use load::{Flags, Loaded};

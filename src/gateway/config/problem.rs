@@ -239,6 +239,8 @@ pub enum Situation {
     TwoStores,
     #[error("'{found}' is not the name of a ConfigMap; write lower case letters, digits, - and .")]
     ObjectName { found: String },
+    #[error("with cluster.leader other gateways must know where this engine is; give it a port, such as port = 8001")]
+    PortOfLeader,
 
     #[error("engine certificates are not checked: any server that answers gets prompts and keys; set ca instead")]
     NotVerified,
@@ -333,7 +335,7 @@ impl Situation {
             }
             Self::OtherLayer { .. } | Self::EmptyTraffic | Self::RampOrder | Self::Ramp { .. } => Topic::Experiments,
             Self::Window { .. } | Self::TunerFlag { .. } => Topic::Tuner,
-            Self::NoStore | Self::TwoStores | Self::ObjectName { .. } => Topic::Cluster,
+            Self::NoStore | Self::TwoStores | Self::ObjectName { .. } | Self::PortOfLeader => Topic::Cluster,
             Self::WithoutTracing | Self::CollectorPath { .. } | Self::GrpcPort => Topic::Tracing,
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::auth::Auth;
 use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
+use super::cluster::ClusterLeader;
 use super::limits;
 use super::model::Model;
 use super::pool::{Policy, Pool};
@@ -62,9 +63,23 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     check_endpoints(pools, server, report);
     if let Some(cluster) = cluster {
         cluster.check(report);
+        if cluster.leader != ClusterLeader::None {
+            check_ports_of_leaders(pools, report);
+        }
     }
     if let Some(tracing) = tracing {
         tracing.check(report);
+    }
+}
+
+/// Every gateway must know where an engine is that another one has started.
+fn check_ports_of_leaders(pools: &[Pool], report: &mut Report<'_>) {
+    for (index, pool) in pools.iter().enumerate() {
+        for (number, backend) in pool.backends.iter().enumerate() {
+            if matches!(&backend.target, Target::Launch(launch) if launch.port == 0) {
+                report.add_at(&format!("pool[{index}].backend[{number}].launch.port"), Situation::PortOfLeader);
+            }
+        }
     }
 }
 

@@ -157,6 +157,12 @@ impl Experiments {
         *self.saved.lock() = saved;
     }
 
+    /// The same, also where they are configured already: the next configuration begins with what was saved.
+    pub fn restore_over(&self, saved: Vec<Saved>) {
+        self.known.lock().retain(|name, _| !saved.iter().any(|saved| *saved.name == **name));
+        self.restore(saved);
+    }
+
     /// All experiments, to be restored by a later gateway; with those that were restored and have not been configured yet, as far
     /// as `keep` says so by their names.
     pub fn save(&self, keep: impl Fn(&str) -> bool) -> Vec<Saved> {

@@ -22,6 +22,8 @@ pub struct ClusterMetrics {
     pub renewed_seconds: Option<f64>,
     /// Writes by their outcome.
     pub writes: [(&'static str, u64); 3],
+    /// Where one gateway is elected: whether this one leads, and how often another one was seen to than before.
+    pub leader: Option<(bool, u64)>,
 }
 
 /// The collector of these metrics.
@@ -37,6 +39,8 @@ impl<F: Fn() -> ClusterMetrics + Send + Sync> Cluster<F> {
             families::CLUSTER_GATEWAYS,
             families::CLUSTER_RENEWED,
             families::CLUSTER_WRITES,
+            families::CLUSTER_LEADS,
+            families::CLUSTER_LEADER_CHANGES,
         ];
         Self { view, descs: all.iter().map(describe).collect() }
     }
@@ -56,6 +60,9 @@ impl<F: Fn() -> ClusterMetrics + Send + Sync> Collector for Cluster<F> {
         let renewed = view.renewed_seconds.map(|seconds| gauge(&families::CLUSTER_RENEWED, &[], seconds));
         let writes =
             view.writes.iter().map(|(result, count)| counter_of(&families::CLUSTER_WRITES, &[result], *count as f64));
+        let leads = view.leader.map(|(leads, _)| gauge(&families::CLUSTER_LEADS, &[], f64::from(u8::from(leads))));
+        let changes =
+            view.leader.map(|(_, changes)| counter_of(&families::CLUSTER_LEADER_CHANGES, &[], changes as f64));
         let all = [
             family_of(&families::CLUSTER_STANDING, MetricType::GAUGE, standings.collect()),
             family_of(
@@ -65,6 +72,8 @@ impl<F: Fn() -> ClusterMetrics + Send + Sync> Collector for Cluster<F> {
             ),
             family_of(&families::CLUSTER_RENEWED, MetricType::GAUGE, renewed.into_iter().collect()),
             family_of(&families::CLUSTER_WRITES, MetricType::COUNTER, writes.collect()),
+            family_of(&families::CLUSTER_LEADS, MetricType::GAUGE, leads.into_iter().collect()),
+            family_of(&families::CLUSTER_LEADER_CHANGES, MetricType::COUNTER, changes.into_iter().collect()),
         ];
         all.into_iter().flatten().collect()
     }

@@ -207,6 +207,10 @@ families! {
     CLUSTER_SHARE: "sluice_cluster_share" MetricKind::Gauge, &["pool", "backend", "unit"],
         "What this gateway may use of a backend (slots, tokens, prefill_tokens, permits), for each unit that is limited; absent \
          without [cluster]";
+    CLUSTER_LEADS: "sluice_cluster_leads" MetricKind::Gauge, &[],
+        "1 while this gateway leads: it alone changes engines, experiments and limits; absent without cluster.leader";
+    CLUSTER_LEADER_CHANGES: "sluice_cluster_leader_changes_total" MetricKind::Counter, &[],
+        "How often this gateway saw another one lead than before, or none; absent without cluster.leader";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],

@@ -212,6 +212,7 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
         gateways: 3,
         renewed_seconds: Some(0.5),
         writes: [("written", 7), ("refused", 2), ("unknown", 1)],
+        leader: Some((true, 2)),
     });
     telemetry.show_pool_engines(|| vec![PoolEngines { pool: "short".to_owned(), wanted: 2, start_seconds: 90.0 }]);
     mixed().iter().for_each(|record| telemetry.record(record));

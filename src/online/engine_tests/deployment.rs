@@ -53,6 +53,10 @@ pub(super) struct Deployment {
     /// What the absence of an engine costs, and if the others have the best change.
     pub(super) absence: f64,
     pub(super) absence_with: Option<f64>,
+    /// The standard error of each forecast.
+    pub(super) error: f64,
+    /// The most sequences that ran at once.
+    pub(super) running_peak: f64,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -103,6 +107,8 @@ impl Deployment {
             bounds: Vec::new(),
             absence: 0.1,
             absence_with: None,
+            error: 0.0,
+            running_peak: 0.0,
         }
     }
 
@@ -173,6 +179,7 @@ impl Deployment {
             score,
             target: 0.99,
             advice: self.advice.clone(),
+            running_peak: self.running_peak,
             ..Need::default()
         }
     }
@@ -219,13 +226,14 @@ impl Deployment {
             horizon: SECOND,
         };
         if let Some(question) = self.answer_due.take() {
-            let of = |loss: f64| Forecast { loss, error: 0.0, attainment: 1.0 - loss };
+            let of = |loss: f64| Forecast { loss, error: self.error, attainment: 1.0 - loss };
             let now = Some(of((self.forecast)(question.flags[&FLAG])));
             let candidates = question.candidates.iter().map(|(_, to)| Some(of((self.forecast)(*to)))).collect();
             let losses = || question.candidates.iter().map(|(_, to)| (self.forecast)(*to)).enumerate();
             let best = losses().max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
             let absence_with = best.zip(self.absence_with);
-            self.tuner.answered(&Answer { now, absence: Some(self.absence), absence_with, candidates }, &look);
+            let absence = Some(self.absence);
+            self.tuner.answered(&Answer { now, absence, absence_with, candidates, ..Answer::default() }, &look);
         }
         orders.extend(self.tuner.step(&look));
         let bound = |engine| self.tuner.bound(engine, &self.engines).map(|load| load.sequences);

@@ -215,7 +215,7 @@ fn without_requests_a_change_is_taken_back() {
         pool.run_until(Some(stage));
         (pool.rate, pool.at_once) = (0, 0);
         pool.arms = Arms::new(pool.now);
-        pool.run(COMPARED.as_secs() + 300);
+        pool.run(COMPARED.0.as_secs() + 300);
         assert_eq!((pool.stage(), pool.values()), (None, vec![BEFORE; 2]), "{stage:?}: {:?}", pool.events);
         assert_eq!((pool.kinds().last(), pool.tuner.failures), (Some(&EventKind::Undone), 0), "{stage:?}");
     }
@@ -289,11 +289,11 @@ fn a_gain_must_pay_for_the_restarts() {
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.46 };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("too little"), "{}", pool.belief());
-    pool.fares = |_| (0.12, 0.0);
+    let mut pool = Deployment::new(2, |_| (0.12, 0.0));
     pool.forecast = |value| if value == BEFORE { 0.05 } else { 0.03 };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("less than restarts cost"), "{}", pool.belief());
-    pool.fares = helps;
+    let mut pool = Deployment::new(2, helps);
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.5 + value };
     pool.run(2 * ASK_INTERVAL.as_secs());
     assert!(pool.begun.is_empty() && pool.belief().contains("no change"), "{}", pool.belief());
@@ -305,11 +305,61 @@ fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
     // 0.195 of 0.45 is certain. In two hours that is three times 2.7 in 173 s: in 150 s, and not in 210 s.
     for (absence_with, begins) in [(None, false), (Some(2.7), false), (Some(0.0), true)] {
         let mut pool = Deployment::new(2, helps);
-        pool.tuner.lasts = RESTART;
+        pool.tuner.lasts = Some(RESTART);
         (pool.absence, pool.absence_with) = (2.7, absence_with);
         pool.run(2 * ASK_INTERVAL.as_secs());
         assert_eq!(!pool.begun.is_empty(), begins, "{absence_with:?}: {}", pool.belief());
     }
+}
+
+#[test]
+fn a_restart_is_expected_to_take_as_long_as_the_engines_took_to_start() {
+    // As above: it pays with restarts of 60 s, and not with 120 s.
+    for (started_in, begins) in [(None, false), (Some(2 * RESTART), false), (Some(RESTART), true)] {
+        let mut pool = Deployment::new(2, helps);
+        pool.engines.iter_mut().for_each(|engine| engine.started_in = started_in);
+        (pool.absence, pool.absence_with) = (2.7, Some(0.0));
+        pool.run(2 * ASK_INTERVAL.as_secs());
+        assert_eq!(!pool.begun.is_empty(), begins, "{started_in:?}: {}", pool.belief());
+    }
+}
+
+#[test]
+fn simulations_that_follow_one_another_make_a_gain_more_certain() {
+    // By one, 0.126 of 0.45 is certain, by two 0.159. Restarts pay from 0.138 on.
+    let mut pool = Deployment::new(2, helps);
+    pool.tuner.lasts = Some(RESTART);
+    (pool.absence, pool.absence_with, pool.error) = (2.2, Some(0.0), 0.1);
+    pool.run(60 + ASK_INTERVAL.as_secs());
+    assert!(pool.begun.is_empty() && pool.belief().contains("less than restarts cost"), "{}", pool.belief());
+    pool.run(ASK_INTERVAL.as_secs());
+    assert_eq!(pool.kinds().first(), Some(&EventKind::Tried), "{}", pool.belief());
+}
+
+#[test]
+fn sequences_are_lowered_from_those_that_ran() {
+    let mut pool = Deployment::new(2, |value| (if value > 32.0 { 0.5 } else { 0.05 }, 0.0));
+    pool.forecast = |value| if value > 32.0 { 0.5 } else { 0.05 };
+    (0..2).for_each(|engine| pool.give(engine, 1_024.0));
+    pool.running_peak = 49.0;
+    pool.run(7_200);
+    assert_eq!(pool.values(), [32.0; 2], "{}", pool.belief());
+}
+
+#[test]
+fn a_comparison_that_shows_what_was_forecast_goes_on_until_it_is_certain() {
+    let mut longest = Duration::ZERO;
+    for seed in 1..=3 {
+        let mut pool = Deployment::new(2, |value| (if value <= BEFORE { 0.5 } else { 0.42 }, 0.0));
+        (pool.rng, pool.rate) = (Rng::new(seed), 1);
+        pool.forecast = |value| if value <= BEFORE { 0.5 } else { 0.4 };
+        (pool.absence, pool.tuner.lasts) = (0.0, Some(RESTART));
+        pool.run_until(Some(Stage::Compared));
+        let begun = pool.now;
+        pool.run_until(Some(Stage::Promotion));
+        longest = longest.max(pool.now - begun);
+    }
+    assert!(longest > COMPARED.0 + Duration::from_secs(300), "it was certain before: {longest:?}");
 }
 
 #[test]

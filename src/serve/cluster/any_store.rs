@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use super::etcd::Etcd;
 #[cfg(feature = "kubernetes")]
+use super::lease::LeaseObject;
+#[cfg(feature = "kubernetes")]
 use super::object::Object;
 use super::store::{Found, Store, Written};
 use crate::config::Cluster;
@@ -16,6 +18,8 @@ pub(super) enum AnyStore {
     Etcd(Etcd),
     #[cfg(feature = "kubernetes")]
     Object(Object),
+    #[cfg(feature = "kubernetes")]
+    Lease(LeaseObject),
 }
 
 impl Store for AnyStore {
@@ -24,6 +28,8 @@ impl Store for AnyStore {
             Self::Etcd(etcd) => etcd.name(),
             #[cfg(feature = "kubernetes")]
             Self::Object(object) => object.name(),
+            #[cfg(feature = "kubernetes")]
+            Self::Lease(lease) => lease.name(),
         }
     }
 
@@ -32,6 +38,8 @@ impl Store for AnyStore {
             Self::Etcd(etcd) => etcd.read().await,
             #[cfg(feature = "kubernetes")]
             Self::Object(object) => object.read().await,
+            #[cfg(feature = "kubernetes")]
+            Self::Lease(lease) => lease.read().await,
         }
     }
 
@@ -40,18 +48,29 @@ impl Store for AnyStore {
             Self::Etcd(etcd) => etcd.write(bytes, over).await,
             #[cfg(feature = "kubernetes")]
             Self::Object(object) => object.write(bytes, over).await,
+            #[cfg(feature = "kubernetes")]
+            Self::Lease(lease) => lease.write(bytes, over).await,
         }
     }
 }
 
 impl AnyStore {
-    /// The store of a configuration, each of whose calls may take as long as `limit`.
+    /// The store of the ledger of a configuration, each of whose calls may take as long as `limit`.
     pub(super) fn of(config: &Cluster, limit: Duration) -> Self {
         #[cfg(feature = "kubernetes")]
         if let Some(kubernetes) = &config.kubernetes {
             let (namespace, object) = (kubernetes.namespace.clone(), config.key.clone());
             return Self::Object(Object { namespace, object });
         }
-        Self::Etcd(Etcd::new(config, limit))
+        Self::Etcd(Etcd::new(config, &config.key, limit))
+    }
+
+    /// The store that says which gateway leads.
+    pub(super) fn of_leader(config: &Cluster, limit: Duration) -> Self {
+        #[cfg(feature = "kubernetes")]
+        if let Some(kubernetes) = &config.kubernetes {
+            return Self::Lease(LeaseObject { namespace: kubernetes.namespace.clone(), lease: config.leader_key() });
+        }
+        Self::Etcd(Etcd::new(config, &config.leader_key(), limit))
     }
 }

@@ -1,4 +1,4 @@
-//! The ledger as a key in etcd (3.4 and later), by the JSON gateway that every member has: `/v3/kv/range` and `/v3/kv/txn`.
+//! An object as a key in etcd (3.4 and later), by the JSON gateway that every member has: `/v3/kv/range` and `/v3/kv/txn`.
 //!
 //! A write is a transaction that compares the key's revision (0: there is no such key). The members are tried in turn: the one that
 //! failed last is left for the next. A write goes to another member only if nothing was sent to the first.
@@ -59,7 +59,7 @@ struct Txn {
 }
 
 impl Etcd {
-    pub(super) fn new(cluster: &Cluster, limit: Duration) -> Self {
+    pub(super) fn new(cluster: &Cluster, key: &str, limit: Duration) -> Self {
         let address = |(endpoint, tls): (&crate::config::Endpoint, _)| Address {
             authority: Arc::from(endpoint.authority()),
             endpoint: endpoint.clone(),
@@ -67,7 +67,7 @@ impl Etcd {
             api_key: None,
         };
         let members = cluster.endpoints().map(address).collect();
-        Self { members, key: STANDARD.encode(&cluster.key), limit, first: AtomicUsize::new(0) }
+        Self { members, key: STANDARD.encode(key), limit, first: AtomicUsize::new(0) }
     }
 
     /// Asks one member after the other until one was reached.

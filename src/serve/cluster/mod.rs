@@ -6,6 +6,8 @@
 //!     '----shares----'<------------------ read ------------------------'
 //! ```
 //!
+//! Beside the ledger is the record of which gateway leads (`campaign.rs`), if one shall.
+//!
 //! The rules are those of the crate `sluice-cluster`; here is what it needs: a [store], measurements of the pool (`units.rs`,
 //! `pulse.rs`), and the task that renews (`renewal.rs`). Without `[cluster]` none of it exists.
 //!
@@ -16,26 +18,33 @@ mod store;
 mod etcd;
 #[cfg(feature = "kubernetes")]
 mod object;
+#[cfg(feature = "kubernetes")]
+mod lease;
 mod any_store;
 mod units;
 mod pulse;
 mod view;
+mod leader_view;
 mod renewal;
+mod campaign;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_cluster::{Identity, Member, Rules};
+use sluice_cluster::{Candidate, Identity, Member, Rules};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Rng;
-use crate::config::{self, ClusterMode};
+use crate::config::{self, ClusterLeader, ClusterMode};
+use crate::fleet::Lead;
 use crate::pool::{Address, Admission};
 use any_store::AnyStore;
+use campaign::Campaign;
+pub(crate) use leader_view::LeaderView;
 use pulse::Pulse;
 use renewal::{Renewal, Running, Timing};
 use store::Store;
@@ -75,9 +84,8 @@ impl Cluster {
     ) -> Self {
         admission.divide();
         let timing = Timing::of(config.lease);
-        let name = config.name.clone().unwrap_or_else(host_name);
         let rules = Rules { lease: config.lease, keep: config.mode == ClusterMode::Keep };
-        let member = Member::new(&Identity { name, incarnation: seed }, rules);
+        let member = Member::new(&Identity { name: name(config), incarnation: seed }, rules);
         let view = Arc::new(View::new(member.id(), config.mode.word(), store.name()));
         tracing::info!(
             id = member.id(),
@@ -141,6 +149,40 @@ impl Drop for Cluster {
         self.renewing.abort();
         self.ticking.abort();
     }
+}
+
+/// What is known of which gateway leads; `None`: none is elected. From here on `lead` is not held until this one is. `seed`: that of
+/// [`Cluster::join`].
+pub(super) fn leader(config: &config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
+    if config.leader == ClusterLeader::None {
+        return None;
+    }
+    lead.set(None);
+    let identity = Identity { name: name(config), incarnation: seed };
+    Some(Arc::new(LeaderView::new(&identity.id(), config, lead)))
+}
+
+/// Stands for election, until it has resigned.
+pub(super) fn campaign(
+    config: &config::Cluster,
+    view: &Arc<LeaderView>,
+    lead: Arc<Lead>,
+    resigning: watch::Receiver<bool>,
+) -> JoinHandle<()> {
+    let timing = campaign::Timing::of(config.lease);
+    let campaign = Campaign {
+        candidate: Candidate::new(view.id().to_owned(), config.lease),
+        store: AnyStore::of_leader(config, timing.call),
+        timing,
+        epoch: Instant::now(),
+        lead,
+        view: Arc::clone(view),
+    };
+    tokio::spawn(campaign.keep(resigning))
+}
+
+fn name(config: &config::Cluster) -> String {
+    config.name.clone().unwrap_or_else(host_name)
 }
 
 fn host_name() -> String {

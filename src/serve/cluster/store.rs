@@ -1,4 +1,4 @@
-//! Where the ledger is: one object that is read with its version, and written only over the version that was read.
+//! Where the ledger is, and which gateway leads: one object each, which is read with its version, and written only over the version that was read.
 //!
 //! Every call has a deadline well below the lease, which the caller sets. A write whose answer is missing is *unknown*: it may have
 //! been applied or not, or may still be. An implementation must not repeat such a write: its second attempt would be refused

@@ -93,6 +93,7 @@ impl View {
             why: shown.why(),
             renewed_seconds: shown.renewed.map(|at| at.elapsed().as_secs_f64()),
             gateways: shown.gateways.clone(),
+            leader: None,
         }
     }
 
@@ -109,6 +110,7 @@ impl View {
                 ("refused", shown.counts.refused),
                 ("unknown", shown.counts.unknown),
             ],
+            leader: None,
         }
     }
 }

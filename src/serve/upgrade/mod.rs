@@ -31,8 +31,23 @@ mod door;
 mod predecessor;
 mod successor;
 
+use std::path::PathBuf;
+
+use crate::config::{ClusterLeader, Config};
+
 pub use door::{Door, DoorError};
 pub use error::UpgradeError;
 pub(super) use predecessor::Predecessor;
 pub use predecessor::{Opened, take_over};
 pub(super) use wire::Port;
+
+/// Where `upgrade.sock` is: in `fleet.state`, and where several gateways share that, in a folder of this one, by its port.
+pub fn folder(config: &Config) -> PathBuf {
+    let state = &config.fleet.state;
+    match &config.cluster {
+        Some(cluster) if cluster.leader != ClusterLeader::None => {
+            state.join(format!("gateway-{}", config.server.listen.port()))
+        }
+        _ => state.clone(),
+    }
+}

@@ -71,7 +71,7 @@ pub(in crate::serve) struct Predecessor {
 /// # Errors
 /// There is no running gateway, or it refuses. Nothing has changed.
 pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Opened, Option<Door>), UpgradeError> {
-    let folder = &config.fleet.state;
+    let folder = &super::folder(config);
     let path = Door::path(folder);
     let connected = UnixStream::connect(&path).await;
     let mut stream = connected.map_err(|source| UpgradeError::NoGateway { path, source })?;

@@ -192,9 +192,11 @@ fn limits() -> Vec<Panel> {
 }
 
 const NO_LEDGER: &str = "no [cluster]";
+const NO_LEADER: &str = "no cluster.leader";
 
 fn cluster() -> Vec<Panel> {
     let writes = "sum by (result) (increase(sluice_cluster_writes_total{@gw}[$__rate_interval]))";
+    let changes = "increase(sluice_cluster_leader_changes_total{@gw}[$__rate_interval])";
     let shares = "sluice_cluster_share{@pool,unit=\"slots\"}";
     vec![
         row("Several gateways"),
@@ -224,5 +226,15 @@ fn cluster() -> Vec<Panel> {
             ],
         )
         .wide(6),
+        lines(
+            "Which gateway leads",
+            "none",
+            vec![
+                apart("sluice_cluster_leads{@gw} == 1", "{{instance}}").or_empty(NO_LEADER),
+                apart(changes, "{{instance}} saw changes").or_empty(NO_LEADER),
+            ],
+        )
+        .wide(24)
+        .about("One of each cluster; no line: engines, limits and experiments stay as they are"),
     ]
 }

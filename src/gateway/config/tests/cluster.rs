@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read};
-use crate::config::ClusterMode;
+use crate::config::{ClusterLeader, ClusterMode};
 
 fn cluster(table: &str) -> String {
     format!("{TWO_POOLS}[cluster]\n{table}")
@@ -15,8 +15,8 @@ fn without_the_table_there_is_no_cluster_and_with_it_there_are_defaults() {
     assert_eq!(read(TWO_POOLS).unwrap().config.cluster, None);
     let config = read(&cluster("etcd = [\"http://a:2379\", \"https://b\"]")).unwrap().config.cluster.unwrap();
     assert_eq!(
-        (config.mode, config.lease, &*config.key),
-        (ClusterMode::Keep, Duration::from_secs(10), "sluice-ledger")
+        (config.mode, config.lease, &*config.key, config.leader),
+        (ClusterMode::Keep, Duration::from_secs(10), "sluice-ledger", ClusterLeader::None)
     );
     let secure: Vec<bool> = config.endpoints().map(|(_, tls)| tls.is_some()).collect();
     assert_eq!(secure, [false, true]);
@@ -30,12 +30,25 @@ fn mistakes_are_named_with_their_key() {
     let with = |rest: &str| format!("etcd = [\"http://a:2379\"]\n{rest}");
     one(&with("lease = \"1s\""), "cluster.lease", "outside 2s to 5m");
     one(&with("mode = \"loose\""), "cluster.mode", "known: keep, strict");
+    one(&with("leader = \"me\""), "cluster.leader", "known: none, decides, serves");
     one(&with("name = \"two words\""), "cluster.name", "only letters");
     one(&with("key = \"\""), "cluster.key", "empty");
     one(&with("tls = { ca = \"/no/such.pem\" }"), "cluster.tls.ca", "/no/such.pem");
     one(&with("tls = { server_name = \"etcd\" }"), "cluster.tls", "https");
     one(&with("kubernetes = {}"), "cluster.etcd", "remove one of them");
     one(&with("lese = \"5s\""), "cluster.lese", "did you mean 'lease'?");
+}
+
+#[test]
+fn with_a_leader_an_engine_that_is_started_has_a_port_that_all_know() {
+    let engine = |port: &str| {
+        format!(
+            "[cluster]\netcd = [\"http://a:2379\"]\nleader = \"decides\"\n[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n\
+             models = [\"m\"]\n[[pool.backend]]\nname = \"a\"\nlaunch = {{ command = [\"vllm\"], {port} }}\n"
+        )
+    };
+    one_in(&engine("gpu = [0]"), &[], "pool[0].backend[0].launch.port", "give it a port");
+    assert!(read(&engine("port = 8001")).is_ok());
 }
 
 #[test]

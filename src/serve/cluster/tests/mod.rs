@@ -144,6 +144,7 @@ impl Gateway {
             key: "k".to_owned(),
             lease: LEASE,
             mode,
+            leader: config::ClusterLeader::None,
         };
         let cluster = Cluster::join_with(store.clone(), &table, &admission, (number, false), running);
         Self { admission, layout, cluster, leases: Vec::new(), tickets: Vec::new() }

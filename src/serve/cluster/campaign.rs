@@ -1,0 +1,121 @@
+//! The task that reads and writes the record of which gateway leads.
+//!
+//! A round is a read and, if this gateway leads or may take over, a write; [`Timing`] says how often. What follows from it for engines,
+//! limits and experiments is `serve::leading`.
+//!
+//! Bounds: one call to the store at a time, each with a deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use sluice_cluster::{Candidate, Record};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::leader_view::LeaderView;
+use super::store::{Found, Store, Written};
+use crate::fleet::Lead;
+
+/// A call to the store takes no longer, whatever the lease.
+const CALL_MAX: Duration = Duration::from_secs(2);
+
+/// The times that follow from the lease. A term, two thirds of it, has room for three rounds, two of which fail.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    /// Between two rounds.
+    period: Duration,
+    /// After a round that failed, and once it has resigned.
+    again: Duration,
+    /// For one call to the store.
+    pub(super) call: Duration,
+}
+
+impl Timing {
+    pub(super) fn of(lease: Duration) -> Self {
+        Self { period: lease / 8, again: lease / 20, call: (lease / 8).min(CALL_MAX) }
+    }
+}
+
+/// The task.
+pub(super) struct Campaign<S> {
+    pub(super) candidate: Candidate,
+    pub(super) store: S,
+    pub(super) timing: Timing,
+    /// From which the candidate's clock counts.
+    pub(super) epoch: Instant,
+    /// What it decides.
+    pub(super) lead: Arc<Lead>,
+    pub(super) view: Arc<LeaderView>,
+}
+
+impl<S: Store> Campaign<S> {
+    /// Runs for ever: once it has resigned, which it does when `resigning` is true, it looks who leads instead.
+    pub(super) async fn keep(mut self, mut resigning: watch::Receiver<bool>) {
+        loop {
+            let begun = Instant::now();
+            let resigns = *resigning.borrow_and_update();
+            if resigns {
+                self.candidate.resign();
+            }
+            let done = self.round().await;
+            self.lead.set(self.candidate.until().map(|until| self.epoch + until));
+            match done {
+                Ok(holder) => self.view.note(holder),
+                Err(why) => self.view.note_trouble(why),
+            }
+            let is_soon = resigns || self.view.has_trouble();
+            let next = if is_soon { Instant::now() + self.timing.again } else { begun + self.timing.period };
+            tokio::select! {
+                () = sleep_until(next) => {}
+                _ = resigning.changed() => {}
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    /// One round. Returns which candidate the record names now.
+    async fn round(&mut self) -> Result<Option<String>, String> {
+        let found = timeout(self.timing.call, self.store.read()).await.unwrap_or_else(|_| Err(self.no_answer()))?;
+        let record = found
+            .bytes
+            .as_deref()
+            .map(Record::parse)
+            .transpose()
+            .map_err(|error| format!("{}: {error}", self.store.name()))?;
+        let time = format!("{:.6}", Timestamp::now());
+        let now = self.now();
+        let seen = record.as_ref().map(|record| (record, &*found.version));
+        let Some(next) = self.candidate.found(now, seen, &time) else {
+            return Ok(record.as_ref().and_then(Record::holder).map(str::to_owned));
+        };
+        self.write(&next, &found).await?;
+        Ok(next.holder().map(str::to_owned))
+    }
+
+    async fn write(&mut self, record: &Record, over: &Found) -> Result<(), String> {
+        self.candidate.sends(self.now());
+        let written = timeout(self.timing.call, self.store.write(record.to_bytes(), over)).await;
+        match written.unwrap_or_else(|_| Written::Unknown(self.no_answer())) {
+            Written::Done => {
+                self.candidate.confirmed(record);
+                Ok(())
+            }
+            Written::Refused => {
+                self.candidate.failed();
+                Err("another gateway wrote first".to_owned())
+            }
+            Written::Unknown(why) => {
+                self.candidate.failed();
+                Err(why)
+            }
+        }
+    }
+
+    fn no_answer(&self) -> String {
+        format!("{} has not answered within {:?}", self.store.name(), self.timing.call)
+    }
+}
