@@ -158,6 +158,7 @@ fn pool(policy: Policy, backends: usize, slots: u32) -> PoolSpec {
         limits: BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None },
         queue_length: 64,
         queue_timeout: Duration::from_secs(600),
+        hold: None,
         order: QueueOrder::FIFO,
     };
     PoolSpec { name: "all".into(), rules, backends: (0..backends).map(backend).collect(), spill: Vec::new() }

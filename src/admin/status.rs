@@ -143,7 +143,7 @@ pub struct BackendStatus {
     pub name: String,
     /// The address of its engine.
     pub url: String,
-    /// starting, ready, probation, ejected, down, draining or removed.
+    /// starting, ready, probation, ejected, down, draining, idle (autoscaling wants fewer engines) or removed.
     pub state: String,
     /// Why it is out of rotation or failing, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]

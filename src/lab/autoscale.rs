@@ -88,6 +88,7 @@ impl LabScaler {
             attainment: lab.config.pools.first().map_or(0.99, |pool| pool.slo.attainment),
             cold_start: rules.cold_start(),
             down_after: rules.down_after(),
+            idle_after: rules.down_after(),
             rate: rules.rate,
         });
         if rules.day_before {

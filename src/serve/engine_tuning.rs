@@ -76,7 +76,7 @@ impl App {
                     waiting: pool.queue_length,
                     used: Load::new(backend.used.slots, backend.used.tokens),
                     copies: Load::new(backend.copies.0, backend.copies.1),
-                    started_in: engine.and_then(|engine| engine.start_took),
+                    started_in: engine.and_then(|engine| engine.start_seconds).map(Duration::from_secs_f64),
                     serves: backend.in_rotation() && engine.is_none_or(|engine| engine.step == SERVES),
                 });
             }

@@ -33,6 +33,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Ve
                 identity: fleet.digest(&target.compared()),
                 configured: fleet.digest(&backend.target.compared()),
                 target,
+                starts_on_demand: pool.autoscale.is_some_and(|autoscale| autoscale.apply) && !is_pod(&backend.target),
                 leaving: backend.cordoned,
                 slots: pool.slots,
                 spill: pool.spill.iter().map(|id| config.pools[id.index()].name.clone()).collect(),
@@ -49,6 +50,11 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Ve
         }
     }
     engines
+}
+
+/// A pod is started by its StatefulSet.
+fn is_pod(target: &Target) -> bool {
+    matches!(target, Target::Pod(..))
 }
 
 /// The engines as the metrics page shows them.

@@ -133,7 +133,7 @@ impl Followers {
             let seen = follower.seen.borrow_and_update().clone();
             let is_coming = |pod: &str| {
                 let name = format!("{pool}/{pod}");
-                engines.iter().any(|engine| engine.backend == name && !matches!(&*engine.step, "hold" | "off"))
+                engines.iter().any(|engine| engine.backend == name && !matches!(&*engine.step, "hold" | "off" | "idle"))
             };
             follower.members.see(&seen, is_coming);
             if seen.complete {

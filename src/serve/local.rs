@@ -1,8 +1,9 @@
 //! Routes that the gateway serves itself: `/ready` and `/v1/models`.
 //!
-//! `/ready` is 200 while a pool has a backend in rotation. Replicas share their engines: if one pool without a backend were enough,
-//! all replicas would leave the load balancer at once, and requests for the healthy pools with them. It is 503, too, while a gateway with `[cluster]` may admit nothing by its ledger, and
-//! while it stands by for another one.
+//! `/ready` is 200 while a pool has a backend in rotation, or holds requests until an engine is started. Replicas share their
+//! engines: if one pool without a backend were enough, all replicas would leave the load balancer at once, and requests for the
+//! healthy pools with them. It is 503, too, while a gateway with `[cluster]` may admit nothing by its ledger, and while it stands
+//! by for another one.
 
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ impl LocalRoutes for ModelList {
             return false;
         }
         let pools = self.app.admission.view();
-        pools.iter().flat_map(|pool| &pool.backends).any(BackendView::in_rotation)
+        pools.iter().any(|pool| pool.holds || pool.backends.iter().any(BackendView::in_rotation))
     }
 
     /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend

@@ -25,6 +25,8 @@ mod saved_experiments;
 mod added_experiments;
 mod engine_tuning;
 mod tuner;
+#[cfg(feature = "kubernetes")]
+mod replicas;
 mod scaler;
 mod sockets;
 pub mod upgrade;

@@ -1,7 +1,6 @@
-//! Lets the scaler look at the pools every second.
+//! Lets the scaler look at the pools every second, and the fleet run as many engines as it wants.
 //!
-//! Its own task, because it must go on where the online tuner is off. It takes the lock of admission for a snapshot; without an
-//! `autoscale` table it does nothing. It ends with the tasks that decide about engines: of two gateways, one publishes.
+//! Its own task, because it must go on where the online tuner is off. It takes the lock of admission for a snapshot. It ends with the tasks that decide about engines: of two gateways, one publishes and applies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +15,33 @@ const INTERVAL: Duration = Duration::from_secs(1);
 impl App {
     /// Looks at the pools until `end` is true.
     pub(super) async fn keep_scaling(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        #[cfg(feature = "kubernetes")]
+        let mut sets = super::replicas::Sets::default();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
                 _ = end.wait_for(|ending| *ending) => return,
             }
             let config = self.config.load_full();
-            if config.pools.iter().all(|pool| pool.autoscale.is_none()) {
-                continue;
+            if config.pools.iter().any(|pool| pool.autoscale.is_some()) {
+                let (view, pods, now) = (self.admission.view(), self.pods.views(), self.tuning.started.elapsed());
+                let known = (&*self.fleet.views(), &*pods);
+                for change in self.scaling.step(&config, &view, known, &self.tuning.observer, now) {
+                    tracing::info!("autoscale: {change}");
+                }
             }
-            let (view, pods, now) = (self.admission.view(), self.pods.views(), self.tuning.started.elapsed());
-            for change in self.scaling.step(&config, &view, &pods, &self.tuning.observer, now) {
-                tracing::info!("autoscale: {change}");
+            // The tuner compares the engines that serve.
+            let may_stop = self.tuning.tuner.lock().engine_change().is_none();
+            for (pool, wanted) in self.scaling.targets(&config) {
+                #[cfg(feature = "kubernetes")]
+                if let Some(wanted) = wanted
+                    && let Some(pods) =
+                        config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref())
+                {
+                    sets.step(&self.fleet, &pool, pods, wanted, may_stop).await;
+                    continue;
+                }
+                self.fleet.scale(&pool, wanted, may_stop).await;
             }
         }
     }

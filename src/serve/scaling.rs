@@ -1,7 +1,9 @@
-//! Computes every second how many engines each pool with an `autoscale` table should have, for the metrics page.
+//! Computes every second how many engines each pool with an `autoscale` table should have, for the metrics page and, with `apply`,
+//! for the fleet.
 //!
 //! How long a start takes is measured here, whatever starts the engines: from the first sight of a backend or pod that is not in use
 //! to its first look in use. The longest of the last [`STARTS`] counts, because an engine that comes late is the one that is missed.
+//! For engines that the gateway starts, the journal knows how long the last start of each took, also before this gateway.
 //!
 //! Nothing is kept over a restart of the gateway: what an engine holds and the day before are learned anew; until then the engines stay
 //! as many as they are, and a queue adds some.
@@ -11,6 +13,7 @@ use std::time::Duration;
 
 use crate::config::{Config, Pool};
 use crate::fleet::discovery::PodsView;
+use crate::fleet::{EngineView, Step};
 use crate::online::{Look, Observer, Scaler, ScalerRules};
 use crate::pool::{Cordon, PoolView};
 use crate::telemetry::PoolEngines;
@@ -70,7 +73,7 @@ impl Scaling {
         &self,
         config: &Config,
         view: &[PoolView],
-        pods: &[PodsView],
+        (engines, pods): (&[EngineView], &[PodsView]),
         observer: &Observer,
         now: Duration,
     ) -> Vec<String> {
@@ -80,7 +83,8 @@ impl Scaling {
         for pool in &config.pools {
             let Some(rules) = rules(pool) else { continue };
             let Some(view) = view.iter().find(|view| *view.name == *pool.name) else { continue };
-            let starting = starting(view, pods);
+            let engines: Vec<&EngineView> = engines.iter().filter(|engine| is_of(engine, &pool.name)).collect();
+            let starting = starting(view, &engines, pods);
             let own = scaled.entry(pool.name.clone()).or_insert_with(|| Scaled {
                 scaler: Scaler::new(rules),
                 rules,
@@ -89,7 +93,9 @@ impl Scaling {
             });
             let serving = || view.backends.iter().filter(|backend| backend.in_rotation());
             own.starts.see(&starting, serving().map(|backend| &*backend.name), now);
-            let cold_start = own.starts.longest().unwrap_or(rules.cold_start);
+            let recorded = engines.iter().filter_map(|engine| engine.start_seconds).reduce(f64::max);
+            let recorded = recorded.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            let cold_start = recorded.or(own.starts.longest()).unwrap_or(rules.cold_start);
             if own.rules != (ScalerRules { cold_start, ..rules }) {
                 own.rules = ScalerRules { cold_start, ..rules };
                 own.scaler.set_rules(own.rules);
@@ -107,14 +113,27 @@ impl Scaling {
             );
             let before = std::mem::replace(&mut own.wanted, wanted);
             if before != wanted && before > 0 {
-                changes.push(format!(
-                    "pool {}: {wanted} engines wanted (were {before}): {}",
-                    pool.name,
-                    own.scaler.why()
-                ));
+                let why = Some(own.scaler.why()).filter(|why| !why.is_empty()).unwrap_or("by min and max");
+                changes.push(format!("pool {}: {wanted} engines wanted (were {before}): {why}", pool.name));
             }
         }
         changes
+    }
+
+    /// How many engines of each pool are to run, where the gateway sees to that. `None`: all of its engines. Pods that run are known
+    /// after a minute.
+    pub(super) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
+        let scaled = self.0.lock();
+        let target = |pool: &Pool| {
+            let applied = pool.autoscale.is_some_and(|autoscale| autoscale.apply);
+            let own = scaled.get(&pool.name).filter(|_| applied);
+            let wanted = own.map(|own| if pool.kubernetes.is_some() { own.scaler.wanted() } else { Some(own.wanted) });
+            match wanted {
+                None => Some((pool.name.clone(), None)),
+                Some(wanted) => wanted.map(|wanted| (pool.name.clone(), Some(wanted))),
+            }
+        };
+        config.pools.iter().filter_map(target).collect()
     }
 
     /// Forgets all: another gateway publishes from now on.
@@ -138,19 +157,32 @@ impl Scaling {
 
 fn rules(pool: &Pool) -> Option<ScalerRules> {
     let autoscale = pool.autoscale?;
+    let listed = u32::try_from(pool.backends.len()).unwrap_or(u32::MAX);
+    let max = if autoscale.apply && pool.kubernetes.is_none() { autoscale.max.min(listed) } else { autoscale.max };
     Some(ScalerRules {
         min: autoscale.min,
-        max: autoscale.max,
+        max,
         attainment: pool.slo.attainment,
         cold_start: autoscale.cold_start,
         down_after: autoscale.down_after,
+        idle_after: autoscale.idle_after,
         rate: autoscale.rate,
     })
 }
 
-/// The names of engines that are on their way: backends whose engine starts, and pods that are not in use yet.
-fn starting(view: &PoolView, pods: &[PodsView]) -> Vec<String> {
+fn is_of(engine: &EngineView, pool: &str) -> bool {
+    engine.backend.split_once('/').is_some_and(|(own, _)| own == pool)
+}
+
+/// The names of engines that are on their way: backends whose engine starts, and pods that are not in use yet. Of an engine that is
+/// still being looked for, it is not known yet whether it runs.
+fn starting(view: &PoolView, engines: &[&EngineView], pods: &[PodsView]) -> Vec<String> {
+    let step = |name: &str| {
+        let own = engines.iter().find(|engine| engine.backend.split_once('/').is_some_and(|(_, own)| own == name));
+        own.map(|engine| engine.step.as_str())
+    };
     let cordoned = view.backends.iter().filter(|backend| backend.cordon == Cordon::Starting && !backend.removed);
+    let cordoned = cordoned.filter(|backend| step(&backend.name) != Some(Step::Recover.label()));
     let mut names: Vec<String> = cordoned.map(|backend| backend.name.to_string()).collect();
     let pods = pods.iter().filter(|pods| *pods.pool == *view.name).flat_map(|pods| &pods.pods);
     for pod in pods.filter(|pod| matches!(&*pod.state, "not_ready" | "cold" | "warming_up")) {
@@ -178,8 +210,8 @@ mod tests {
     fn config(autoscale: &str) -> Config {
         let text = format!(
             "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n{autoscale}\n\
-             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n\
-             [[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:10\"\n"
+             [[pool.backend]]\nname = \"a\"\nlaunch = {{ command = [\"x\"], port = 9 }}\n\
+             [[pool.backend]]\nname = \"b\"\nlaunch = {{ command = [\"x\"], port = 10 }}\n"
         );
         let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
         Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
@@ -200,21 +232,48 @@ mod tests {
         let (scaling, observer) = (Scaling::default(), Observer::default());
         let plain = config("");
         let view = pool(&plain).view();
-        scaling.step(&plain, &view, &[], &observer, SECOND);
+        scaling.step(&plain, &view, (&[], &[]), &observer, SECOND);
         assert_eq!(scaling.view(), []);
         let scaled = config("autoscale = { max = 4 }");
         let mut changes = Vec::new();
         for second in 1..=70 {
             assert_eq!(scaling.view().is_empty(), second <= 61, "nothing is published in the first minute");
-            changes.extend(scaling.step(&scaled, &view, &[], &observer, second * SECOND));
+            changes.extend(scaling.step(&scaled, &view, (&[], &[]), &observer, second * SECOND));
         }
         let shown = scaling.view();
         assert_eq!((shown[0].wanted, &*shown[0].pool, changes.len()), (2, "p", 0));
         let fewer = config("autoscale = { max = 1 }");
-        let changes = scaling.step(&fewer, &view, &[], &observer, 71 * SECOND);
+        let changes = scaling.step(&fewer, &view, (&[], &[]), &observer, 71 * SECOND);
         assert_eq!((scaling.view()[0].wanted, changes.len()), (1, 1), "{changes:?}");
-        scaling.step(&plain, &view, &[], &observer, 72 * SECOND);
+        scaling.step(&plain, &view, (&[], &[]), &observer, 72 * SECOND);
         assert_eq!(scaling.view(), []);
+    }
+
+    #[tokio::test]
+    async fn engines_to_run_are_those_that_are_found_and_of_one_being_looked_for_nothing_is_known() {
+        let (scaling, observer) = (Scaling::default(), Observer::default());
+        let applied = config("autoscale = { apply = true, max = 4 }");
+        let admission = pool(&applied);
+        let engine = |name: &str, step: Step, start_seconds| EngineView {
+            backend: format!("p/{name}"),
+            step: step.label().to_owned(),
+            start_seconds,
+            ..EngineView::default()
+        };
+        for backend in &admission.view()[0].backends {
+            admission.set_cordon(backend.id, Cordon::Starting);
+        }
+        let step = |b: Step, second: u32| {
+            let engines = [engine("a", Step::Adopt, Some(40.0)), engine("b", b, Some(70.0))];
+            scaling.step(&applied, &admission.view(), (&engines, &[]), &observer, second * SECOND);
+            scaling.targets(&applied)
+        };
+        assert_eq!(step(Step::Recover, 1), [("p".to_owned(), Some(1))]);
+        assert_eq!(scaling.0.lock()["p"].rules.cold_start, 70 * SECOND, "the longest that the journal knows");
+        assert_eq!(step(Step::Adopt, 2), [("p".to_owned(), Some(2))]);
+        assert_eq!(scaling.0.lock()["p"].rules.max, 2, "no more than are listed");
+        assert_eq!(scaling.targets(&config("autoscale = { max = 4 }")), [("p".to_owned(), None)], "only published");
+        assert_eq!(scaling.targets(&config("")), [("p".to_owned(), None)]);
     }
 
     #[tokio::test]
@@ -229,16 +288,16 @@ mod tests {
         let a = admission.view()[0].backends[0].id;
         admission.set_cordon(a, Cordon::Down);
         let seen = || scaling.0.lock()["p"].rules.cold_start.as_secs_f64();
-        scaling.step(&config, &admission.view(), &pods("not_ready"), &observer, 10 * SECOND);
-        scaling.step(&config, &admission.view(), &pods("warming_up"), &observer, 11 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &pods("not_ready")), &observer, 10 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &pods("warming_up")), &observer, 11 * SECOND);
         assert_eq!(seen(), 180.0);
         admission.set_cordon(a, Cordon::Open);
-        scaling.step(&config, &admission.view(), &pods("in_use"), &observer, 105 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &pods("in_use")), &observer, 105 * SECOND);
         assert_eq!(seen(), 95.0);
         admission.set_cordon(a, Cordon::Starting);
-        scaling.step(&config, &admission.view(), &[], &observer, 200 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &[]), &observer, 200 * SECOND);
         admission.set_cordon(a, Cordon::Open);
-        scaling.step(&config, &admission.view(), &[], &observer, 230 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &[]), &observer, 230 * SECOND);
         assert_eq!(seen(), 95.0, "the longest one");
     }
 }

@@ -22,7 +22,7 @@ use crate::rig::{ENGINES, Rig};
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// The status of every engine.
-async fn engines(rig: &Rig) -> anyhow::Result<Vec<EngineView>> {
+pub(crate) async fn engines(rig: &Rig) -> anyhow::Result<Vec<EngineView>> {
     Ok(rig.status().await?.pools[0].backends.iter().filter_map(|backend| backend.engine.clone()).collect())
 }
 
@@ -229,7 +229,7 @@ async fn an_engine_that_becomes_the_last_one_while_it_drains_is_not_stopped() {
 }
 
 /// An hour-long stream whose first events have arrived.
-async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
+pub(crate) async fn long_stream(port: u16) -> anyhow::Result<TcpStream> {
     let body = r#"{"model":"m","prompt":"x","max_tokens":100000,"ignore_eos":true,"stream":true}"#;
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
     let head = format!(
@@ -406,7 +406,7 @@ async fn engines_run_by_commands_are_restarted_recovered_and_adopted() {
 }
 
 /// A backend whose engine is started by a shell, as by a service manager.
-fn controlled(rig: &Rig, name: &str, port: u16) -> String {
+pub(crate) fn controlled(rig: &Rig, name: &str, port: u16) -> String {
     let (pid, sluice) = (rig.path(&format!("pid.{name}")), crate::rig::binary());
     let (pid, sluice, folder) = (pid.display(), sluice.display(), rig.path("").display().to_string());
     let folder = folder.trim_end_matches('/');

@@ -18,6 +18,7 @@ mod load;
 #[path = "../common/ports.rs"]
 mod ports;
 mod rig;
+mod scaling;
 mod upgrades;
 
 use std::net::TcpListener;

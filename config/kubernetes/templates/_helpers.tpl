@@ -15,6 +15,11 @@ capabilities: { drop: [ALL] }
 
 {{- define "sluice.check" -}}
 {{- range .Values.pools -}}
+{{- if and .autoscale (not .managed) -}}
+{{- if eq .autoscale.kind "gateway" -}}
+{{- fail (printf "pool %s is not managed, so the gateway cannot set its replicas: set managed to true, or autoscale.kind to keda or hpa" .name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .managed (not .engines) -}}
 {{- fail (printf "pool %s is managed and has no engines: set managed to false for pods that are made elsewhere" .name) -}}
 {{- end -}}
@@ -64,6 +69,9 @@ name = {{ .name | quote }}
 {{- with .autoscale }}
 
 [pool.autoscale]
+{{- if eq .kind "gateway" }}
+apply = true
+{{- end }}
 min = {{ int64 .min }}
 max = {{ int64 .max }}
 {{- with .coldStart }}
@@ -71,6 +79,12 @@ cold_start = {{ . | quote }}
 {{- end }}
 {{- with .downAfter }}
 down_after = {{ . | quote }}
+{{- end }}
+{{- with .idleAfter }}
+idle_after = {{ . | quote }}
+{{- end }}
+{{- with .hold }}
+hold = {{ . | quote }}
 {{- end }}
 {{- with .rate }}
 rate = {{ float64 . }}

@@ -66,9 +66,10 @@ function filter({ view }, app, backends) {
 
 /** How a pool fares, as [kind, text]. */
 function health(pool) {
-  const present = pool.backends.filter(one => one.state !== "removed"), ready = present.filter(one => one.state === "ready").length;
+  const present = pool.backends.filter(one => one.state !== "removed" && one.state !== "idle"), ready = present.filter(one => one.state === "ready").length;
   const { failed, completed, shed } = pool.last_minute, failing = failed / Math.max(1, failed + completed), shedding = shed / Math.max(1, shed + failed + completed);
   if (failing >= MOST_FAIL) return ["bad", "most requests fail"];
+  if (!present.length && pool.backends.length) return ["good", "no engine wanted"];
   if (!ready) return ["bad", `0 of ${present.length} ready`];
   if (failing >= SOME_FAIL) return ["warn", `${percent(failing, 0)} of requests fail`];
   if (shedding >= SOME_FAIL) return ["warn", `${percent(shedding, 0)} of requests shed`];

@@ -15,7 +15,7 @@ use super::engine_table::ExternalBackend;
 use super::hand_over::{self, EngineBusy};
 use super::registry::{DriverMaker, Registry};
 use super::stop::begin_stop;
-use super::{leftovers, reconcile};
+use super::{leftovers, reconcile, scale};
 use crate::driver::LogLines;
 use crate::engine::journal::JournalError;
 use crate::engine::lifecycle::ChangeRefused;
@@ -98,6 +98,13 @@ impl Fleet {
             Some(handle) => handle.enable().await,
             None => Ok(()),
         }
+    }
+
+    /// Has `wanted` engines of a pool run, `None`: all of them; the others are drained and stopped, unless `may_stop` is false. One
+    /// look, to be repeated about once a second; [`Fleet::views`] shows what comes of it. Where the engines are pods of a StatefulSet,
+    /// returns the replicas below which it must not be set.
+    pub async fn scale(&self, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
+        scale::scale(&self.registry, pool, wanted, may_stop).await
     }
 
     /// The state of every engine, by name: managed ones, those that are being stopped, and those that wait for another one to

@@ -4,7 +4,7 @@
 //! load ([`change`]). The [reconciler](reconcile) works towards the configuration in force: it starts engines that are new,
 //! stops engines that are no longer configured ([`stop`]), and takes changed engines through a restart one after the other
 //! ([`rollout`]). Engines of an earlier gateway that are no longer configured are stopped first ([`leftovers`]). An upgrade
-//! gives the engines to the next gateway ([`hand_over`]).
+//! gives the engines to the next gateway ([`hand_over`]). Autoscaling says how many engines of a pool run ([`scale`]).
 //!
 //! All share one [`registry`], whose [table](engine_table) says what is configured, what is managed and what is being
 //! stopped. Bounds: one task per configured engine, and one per engine that is being stopped.
@@ -17,6 +17,8 @@ mod leftovers;
 mod reconcile;
 mod registry;
 mod rollout;
+mod scale;
+mod scales;
 mod stop;
 
 pub use change::{ChangeStarted, RestartError, RestartRequest};

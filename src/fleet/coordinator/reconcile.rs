@@ -101,7 +101,10 @@ impl Rollouts {
         if self.not_before.is_some_and(|moment| Instant::now() < moment) {
             return true;
         }
-        let Some(next) = engines.iter().find(|spec| self.is_due(registry, spec)) else {
+        // Those that are stopped first: they serve with the new flags when others are replaced.
+        let serves =
+            |spec: &&EngineSpec| registry.context(&spec.name).is_some_and(|context| context.step() != Step::Idle);
+        let Some(next) = engines.iter().filter(|spec| self.is_due(registry, spec)).min_by_key(serves) else {
             let recovering =
                 |spec: &EngineSpec| registry.context(&spec.name).is_some_and(|context| context.step() == Step::Recover);
             return engines.iter().any(recovering);

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::engine_table::{EngineTable, ExternalBackend, Wanted};
+use super::scales::Scales;
 use crate::driver::SharedDriver;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::{self, EngineHandle};
@@ -57,6 +58,8 @@ pub(super) struct Registry {
     pub(super) lead: Arc<Lead>,
     /// No engine is started any more.
     closing: AtomicBool,
+    /// What autoscaling remembers between two looks.
+    scales: Mutex<Scales>,
     /// Until then, at most, another gateway has requests on engines.
     beside: Mutex<Option<Instant>>,
 }
@@ -84,6 +87,7 @@ impl Registry {
             fast_shutdown: CancellationToken::new(),
             lead: Arc::default(),
             closing: AtomicBool::new(false),
+            scales: Mutex::default(),
             beside: Mutex::default(),
         }
     }
@@ -177,6 +181,17 @@ impl Registry {
         self.table().managed.get(name).map(|engine| engine.handle.clone())
     }
 
+    /// The engines of a pool that have a task, in the order of the configuration.
+    pub(super) fn engines_of(&self, pool: &str) -> Vec<EngineHandle> {
+        let table = self.table();
+        let own = table.wanted.engines.iter().filter(|spec| spec.pool() == pool);
+        own.filter_map(|spec| table.managed.get(&*spec.name)).map(|engine| engine.handle.clone()).collect()
+    }
+
+    pub(super) fn scales(&self) -> MutexGuard<'_, Scales> {
+        self.scales.lock()
+    }
+
     pub(super) fn context(&self, name: &str) -> Option<Arc<EngineContext>> {
         self.handle(name).map(|handle| handle.context)
     }
@@ -186,6 +201,7 @@ impl Registry {
         let mut table = self.table();
         let generation = table.wanted.generation + 1;
         table.wanted = Wanted { generation, engines, external };
+        self.scales().retain(|pool| table.wanted.engines.iter().any(|spec| spec.pool() == pool));
         for spec in &table.wanted.engines {
             let Some(engine) = table.managed.get(&*spec.name) else { continue };
             let context = &engine.handle.context;

@@ -83,7 +83,8 @@ impl Rollout<'_> {
     async fn change_flags(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
         let id = loop {
             // An operator may have made the same change meanwhile.
-            if context.heads_for(&spec.configured) && context.step().in_rotation() {
+            let step = context.step();
+            if context.heads_for(&spec.configured) && (step.in_rotation() || step == Step::Idle) {
                 return Ok(());
             }
             let request = ChangeRequest { id: 0, to: spec.setup(), cut: false, hold: false };
@@ -131,7 +132,7 @@ impl Rollout<'_> {
                 continue;
             };
             match context.step() {
-                Step::Serve => return Ok(()),
+                Step::Serve | Step::Idle => return Ok(()),
                 Step::Hold | Step::Off => return Err(RolloutError::Failed(context.why())),
                 _ => {}
             }

@@ -17,6 +17,8 @@ mod object;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod read;
 #[cfg(feature = "kubernetes")]
+mod replicas;
+#[cfg(feature = "kubernetes")]
 mod watch;
 
 use std::collections::BTreeMap;
@@ -30,6 +32,8 @@ pub use client::give_gate;
 pub use members::{Job, Members};
 #[cfg(feature = "kubernetes")]
 pub use object::{ObjectWritten, read_lease, read_object, write_lease, write_object};
+#[cfg(feature = "kubernetes")]
+pub use replicas::{apply_replicas, read_replicas};
 #[cfg(feature = "kubernetes")]
 pub use watch::follow;
 

@@ -208,11 +208,38 @@ impl EngineContext {
         }
     }
 
+    /// It did not start, and the next attempt begins after `next_try`; `None`: there is none. Requests that are held for it learn
+    /// when it may be ready then.
+    pub(crate) fn start_failed(&self, next_try: Option<Duration>) {
+        let Some(id) = self.backend_id() else { return };
+        let took = self.state.lock().start_took;
+        match next_try {
+            None => self.set_cordon(Cordon::Down),
+            Some(wait) => {
+                if let Some(took) = took {
+                    self.admission.set_ready_at(id, Instant::now() + wait + took);
+                }
+            }
+        }
+        self.admission.start_failed(id);
+    }
+
     /// It comes into rotation.
     pub(crate) fn note_ready(&self) {
-        let mut state = self.state.lock();
-        if let Some(started) = state.started.take() {
-            state.start_took = Some(started.elapsed());
+        let took = {
+            let mut state = self.state.lock();
+            if let Some(started) = state.started.take() {
+                state.start_took = Some(started.elapsed());
+            }
+            state.start_took
+        };
+        self.show_start_time(took);
+    }
+
+    /// How long a start takes: `Retry-After` says so while the engine is stopped.
+    pub(crate) fn show_start_time(&self, took: Option<Duration>) {
+        if let (Some(took), Some(id)) = (took, self.backend_id()) {
+            self.admission.set_start_takes(id, took);
         }
     }
 

@@ -41,7 +41,7 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
         Step::Ramp => ramp(&context).await,
         Step::Serve => serve(&context).await,
         Step::Backoff => backoff(&context).await,
-        Step::Recover | Step::Off | Step::Hold => std::future::pending().await,
+        Step::Recover | Step::Off | Step::Idle | Step::Hold => std::future::pending().await,
     };
     match result {
         Ok(()) => Event::Done,

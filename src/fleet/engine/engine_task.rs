@@ -6,6 +6,7 @@
 //! A gateway that no longer leads does nothing more: the task ends where it is, as if the process had been killed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -28,6 +29,8 @@ const COMMANDS: usize = 16;
 enum Command {
     Change { request: ChangeRequest<Setup>, result: oneshot::Sender<Result<(), ChangeRefused>> },
     Enable { result: oneshot::Sender<Result<(), ChangeRefused>> },
+    Rest { result: oneshot::Sender<Result<(), ChangeRefused>> },
+    Wake { result: oneshot::Sender<Result<(), ChangeRefused>> },
 }
 
 /// One engine, and the way to its task.
@@ -52,6 +55,22 @@ impl EngineHandle {
     /// It is being shut down.
     pub(crate) async fn enable(&self) -> Result<(), ChangeRefused> {
         self.send(|result| Command::Enable { result }).await
+    }
+
+    /// Begins to drain and stop it, because autoscaling wants fewer engines.
+    ///
+    /// # Errors
+    /// It does not fit the present step, or the engine is being shut down.
+    pub(crate) async fn rest(&self) -> Result<(), ChangeRefused> {
+        self.send(|result| Command::Rest { result }).await
+    }
+
+    /// Starts it again, or ends its drain.
+    ///
+    /// # Errors
+    /// Its task has ended.
+    pub(crate) async fn wake(&self) -> Result<(), ChangeRefused> {
+        self.send(|result| Command::Wake { result }).await
     }
 
     async fn send(
@@ -159,9 +178,16 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
     let mut state = context.state.lock();
     state.history.ended(step, &event);
     let changing = state.lifecycle.change.is_some();
+    let did_not_start =
+        matches!(step, Step::Start | Step::Adapters | Step::Golden | Step::WarmUp) && event != Event::Done;
     state.lifecycle.on(event, &spec.restart_rules(), now_ms());
     if let Some(ended) = state.lifecycle.ended.as_ref().filter(|_| changing && state.lifecycle.change.is_none()) {
         tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
+    }
+    let next_try = state.lifecycle.next_try_ms(&spec.restart_rules()).map(Duration::from_millis);
+    drop(state);
+    if did_not_start {
+        context.start_failed(next_try);
     }
 }
 
@@ -171,5 +197,10 @@ fn execute(context: &EngineContext, command: Command) {
     let _ = match command {
         Command::Change { request, result } => result.send(lifecycle.change(request)),
         Command::Enable { result } => result.send(lifecycle.enable()),
+        Command::Rest { result } => result.send(lifecycle.rest()),
+        Command::Wake { result } => {
+            lifecycle.wake();
+            result.send(Ok(()))
+        }
     };
 }

@@ -143,6 +143,7 @@ mod tests {
                 limits,
                 queue_length: 8,
                 queue_timeout: second,
+                hold: None,
                 order: QueueOrder::FIFO,
             },
             backends: (base..base + 2)

@@ -46,6 +46,10 @@ pub(super) async fn recover(context: &EngineContext) {
         Some(record) => (record.golden, Some((record.lifecycle, difference))),
         None => (Vec::new(), None),
     };
+    if spec.starts_on_demand {
+        state.lifecycle.begin_at_rest();
+    }
+    context.show_start_time(state.start_took);
     let recovery = state.lifecycle.recover(previous, survivor);
     let step = state.lifecycle.step.label();
     match recovery {

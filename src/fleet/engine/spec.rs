@@ -31,6 +31,8 @@ pub struct EngineSpec {
     pub identity: String,
     /// Everything about it that only a restart changes, as a digest.
     pub configured: String,
+    /// Autoscaling decides when it is started.
+    pub starts_on_demand: bool,
     /// Its pod is being deleted, or there is none at the moment.
     pub leaving: bool,
     /// The slots that its pool gives it.
@@ -55,6 +57,11 @@ impl EngineSpec {
     /// Its settings as configured.
     pub(crate) fn setup(&self) -> Setup {
         Setup { settings: self.settings.clone(), configured: self.configured.clone() }
+    }
+
+    /// The name of its pool.
+    pub(crate) fn pool(&self) -> &str {
+        self.name.split_once('/').map_or("", |(pool, _)| pool)
     }
 
     /// The GPUs that it may see; `None`: any, or none that is known.

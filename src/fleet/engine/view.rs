@@ -2,8 +2,6 @@
 //!
 //! Built for each request of the admin API and stored nowhere. Fields are only ever added.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use super::context::{EngineContext, now_ms};
@@ -49,9 +47,9 @@ pub struct EngineView {
     /// When the engine that runs was started, seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<f64>,
-    /// How long its last start took.
-    #[serde(skip)]
-    pub start_took: Option<Duration>,
+    /// How long its last start took, until it was in rotation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_seconds: Option<f64>,
     /// The last failure, while it still matters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -102,7 +100,7 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         restarts_total: state.history.restarts,
         crashes_total: state.history.crashes,
         started: state.history.started,
-        start_took: state.start_took,
+        start_seconds: state.start_took.map(|took| took.as_secs_f64()),
         why: life.why.clone().or_else(|| context.driver.remark()),
     }
 }

@@ -26,6 +26,7 @@ fn spec(ports: &[u16]) -> PoolSpec {
         limits,
         queue_length: 8,
         queue_timeout: Duration::from_secs(20),
+        hold: None,
         order: QueueOrder::FIFO,
     };
     PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }

@@ -84,6 +84,10 @@ pub enum Situation {
     ArgsWithoutStatefulset,
     #[error("a pod shows its arguments; give its container this secret as a variable, such as VLLM_API_KEY")]
     SecretInPodArgs,
+    #[error(
+        "the gateway cannot start and stop these engines; give every backend launch or control, or kubernetes a statefulset, or remove apply"
+    )]
+    AutoscaleWithoutEngines,
     #[error("the list is empty; name at least one model, or \"*\" for all")]
     NoModels,
     #[error("\"*\" already means all models; remove it or the names beside it")]
@@ -302,6 +306,7 @@ impl Situation {
             Self::UnknownKeyName { .. } | Self::FlagName { .. } => Topic::Names,
             Self::NoPool | Self::NoBackend | Self::WithoutKubernetes | Self::PodsAndBackends => Topic::Pools,
             Self::ArgsWithoutStatefulset | Self::SecretInPodArgs | Self::LongNeverRuns { .. } => Topic::Pools,
+            Self::AutoscaleWithoutEngines => Topic::Pools,
             Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
             Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
             Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork => Topic::Pools,

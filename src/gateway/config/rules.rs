@@ -201,6 +201,14 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
         let (found, min) = (autoscale.max.to_string(), autoscale.min.to_string());
         report.add_at(&at("autoscale.max"), Situation::OutOfRange { found, min, max: ENGINES.to_string() });
     }
+    let is_run = |backend: &Backend| !matches!(backend.target, Target::Url(_));
+    let are_run = match &pool.kubernetes {
+        Some(pods) => pods.statefulset.is_some(),
+        None => pool.backends.iter().all(is_run),
+    };
+    if pool.autoscale.is_some_and(|autoscale| autoscale.apply) && !are_run {
+        report.add_at(&at("autoscale.apply"), Situation::AutoscaleWithoutEngines);
+    }
     put_pods::check(pool, path, report);
     if pool.backends.is_empty() && pool.kubernetes.is_none() && report.is_sound(&at("backend")) {
         report.add_at(&at("backend"), Situation::NoBackend);

@@ -86,8 +86,10 @@ pub(super) async fn admit<D: Downstream>(
     down: &mut D,
 ) -> Result<Lease, AdmitError> {
     for _ in 0..REENTRIES_MAX {
-        if let WaitResult::Granted(lease) = enter(admission, abort, placed, &request, down).await? {
-            return Ok(lease);
+        match enter(admission, abort, placed, &request, down).await? {
+            WaitResult::Granted(lease) => return Ok(lease),
+            WaitResult::Shed(reason) => return Err(AdmitError::Shed { reason, home: placed.home().id }),
+            WaitResult::Reclassify => {}
         }
         let newer = tokio::select! {
             biased;

@@ -33,6 +33,7 @@ fn pool(pool: &config::Pool) -> PoolSpec {
             limits: limits_of(pool),
             queue_length: pool.queue.length,
             queue_timeout: pool.queue.timeout,
+            hold: pool.autoscale.filter(|autoscale| autoscale.min == 0).map(|autoscale| autoscale.hold),
             order: order(&pool.queue),
         },
         backends: pool.backends.iter().map(backend).collect(),

@@ -180,7 +180,8 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
 fn pool_of(config: &Config) -> PoolSpec {
     let pool = &config.pools[0];
     let (limits, queue_length, queue_timeout) = (routing_table::limits_of(pool), pool.queue.length, pool.queue.timeout);
-    let rules = PoolRules { policy: pool.policy, limits, queue_length, queue_timeout, order: QueueOrder::FIFO };
+    let rules =
+        PoolRules { policy: pool.policy, limits, queue_length, queue_timeout, hold: None, order: QueueOrder::FIFO };
     let backends = pool.backends.iter().map(spec_of).collect();
     PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }

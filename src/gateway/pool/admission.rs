@@ -200,6 +200,17 @@ impl Admission {
         self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.ready_at = Some(ready_at)).is_some())
     }
 
+    /// Says how long a start of the engine of a backend takes. False if unknown.
+    pub fn set_start_takes(&self, backend: BackendId, takes: Duration) -> bool {
+        self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.start_takes = Some(takes)).is_some())
+    }
+
+    /// The engine of a backend did not start: requests that wait for the first engine of its pool are shed, unless another one is
+    /// on its way.
+    pub fn start_failed(&self, backend: BackendId) {
+        self.shared.update(|state, wakers| state.start_failed(backend, wakers));
+    }
+
     /// Why a request that waited for its whole time was not served.
     pub fn timeout_reason(&self, home: PoolId, spill: &[PoolId]) -> ShedReason {
         let pools: SmallVec<[PoolId; 4]> = std::iter::once(home).chain(spill.iter().copied()).collect();

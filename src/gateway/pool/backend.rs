@@ -92,6 +92,9 @@ pub enum Cordon {
     Starting,
     /// Its engine does not run and is not about to start. No request waits for it.
     Down,
+    /// Its engine was stopped because fewer are wanted. A request waits for it only where none of its pools has an engine and
+    /// the pool holds requests until one is started.
+    Idle,
 }
 
 /// One backend.
@@ -129,6 +132,8 @@ pub(super) struct BackendState {
     pub(super) fault_lines: FaultLines,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
+    /// How long a start of its engine takes, if that is known.
+    pub(super) start_takes: Option<Duration>,
     /// When its engine, which starts, is expected to be ready, if that is known.
     pub(super) ready_at: Option<Instant>,
     /// No longer configured: finishes its requests, then its slot in the table is free.
@@ -176,6 +181,7 @@ impl BackendState {
             fault_lines: FaultLines::default(),
             draining: false,
             cordon: Cordon::Open,
+            start_takes: None,
             ready_at: None,
             removed: false,
             seconds_per_token: None,
@@ -202,6 +208,7 @@ impl BackendState {
         self.draining = known.draining;
         self.cordon = known.cordon;
         self.ready_at = known.ready_at;
+        self.start_takes = known.start_takes;
         self.ceiling = known.ceiling;
         self.trial = known.trial;
     }
@@ -333,7 +340,7 @@ impl BackendState {
         let coming = match self.cordon {
             Cordon::Open => self.health.is_untried(),
             Cordon::Draining | Cordon::Starting => true,
-            Cordon::Down => false,
+            Cordon::Down | Cordon::Idle => false,
         };
         self.in_rotation() || (coming && !self.draining && !self.removed)
     }

@@ -49,4 +49,6 @@ pub(super) enum WaiterOutcome {
     Granted(Grant),
     /// A reload removed its pool.
     Reclassify,
+    /// The engine that it waited for does not come.
+    Shed(ShedReason),
 }

@@ -23,6 +23,7 @@ use super::queue::WaiterId;
 use super::shared::SharedState;
 use super::spec::Address;
 use sluice_core::base::{BackendId, PoolId};
+use sluice_core::openai::ShedReason;
 
 /// The right to use one backend: slots, tokens, and prefill tokens until the first token.
 #[derive(Debug)]
@@ -196,6 +197,8 @@ pub enum WaitResult {
     Granted(Lease),
     /// A reload removed the pool: classify again and enter, with the original arrival time.
     Reclassify,
+    /// The engine that it waited for does not come.
+    Shed(ShedReason),
 }
 
 /// A place in a queue.
@@ -222,6 +225,7 @@ impl Future for Ticket {
         Poll::Ready(match outcome {
             WaiterOutcome::Granted(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.shared), grant)),
             WaiterOutcome::Reclassify => WaitResult::Reclassify,
+            WaiterOutcome::Shed(reason) => WaitResult::Shed(reason),
         })
     }
 }

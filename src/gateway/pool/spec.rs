@@ -23,6 +23,9 @@ pub struct PoolRules {
     pub queue_length: usize,
     /// The longest wait, counted from the request's arrival.
     pub queue_timeout: Duration,
+    /// The longest wait while no backend is in rotation, where engines are started for requests that wait; `None`: such requests
+    /// wait as others do.
+    pub hold: Option<Duration>,
     /// The order of waiters.
     pub order: QueueOrder,
 }

@@ -1,28 +1,40 @@
-//! Requests that only a starting engine could serve: when they wait, and what a refusal says.
+//! Requests that only a starting engine could serve: when they wait, for how long, and what a refusal says.
 //!
 //! They wait in the pool's queue like any other, because most starts that a request meets are nearly over. When it is known
 //! that no engine will be ready before the request's deadline, waiting would only keep the client from going elsewhere: it
 //! is refused at once, as proxies do that have no server up. Either way the reason is `engine_starting`, and `Retry-After`
 //! says when the first engine is expected to be ready, where that is known. The owner of the engines sets that time; here
 //! is no clock.
+//!
+//! A pool that may have no engine (`PoolRules::hold`) holds requests: while none of its backends is in rotation, they wait for
+//! the first one, for minutes. The queue is what asks for it. They are shed when its start fails and no other engine is on its
+//! way. Not held is a request that another backend has failed, or that only one backend can serve.
+
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::backend::BackendState;
 use super::backend::Cordon;
-use super::state::AdmissionState;
-use sluice_core::base::PoolId;
+use super::queue::WaiterId;
+use super::request::AdmissionRequest;
+use super::state::{AdmissionState, Waiter, WaiterState, Wakers};
+use sluice_core::base::{BackendId, PoolId};
+use sluice_core::openai::ShedReason;
 
 /// The engines that requests depend on are starting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EnginesStarting {
     /// When the first is expected to be ready; `None`: not known for each of them.
     pub(super) ready_at: Option<Instant>,
+    /// None has begun to start, and one takes so long; `None`: that is not known.
+    pub(super) takes: Option<Duration>,
 }
 
 impl AdmissionState {
     /// Whether no backend of these pools is in rotation and at least one is starting.
     pub(super) fn engines_starting(&self, pools: &[PoolId]) -> Option<EnginesStarting> {
-        let mut starting = None;
+        let (mut starting, mut idle) = (None, None);
         for id in pools.iter().flat_map(|pool| self.members(*pool)) {
             let Some(backend) = self.backend(*id).filter(|backend| !backend.draining && !backend.removed) else {
                 continue;
@@ -34,21 +46,77 @@ impl AdmissionState {
             let ready_at = match backend.cordon {
                 Cordon::Starting => backend.ready_at,
                 Cordon::Draining => None,
+                // One that is not on its way says nothing about those that are.
+                Cordon::Idle => {
+                    let takes = backend.start_takes;
+                    idle = Some(EnginesStarting { ready_at: None, takes });
+                    continue;
+                }
                 Cordon::Open | Cordon::Down => continue,
             };
             starting = Some(match starting {
-                None => EnginesStarting { ready_at },
-                Some(EnginesStarting { ready_at: first }) => EnginesStarting {
+                None => EnginesStarting { ready_at, takes: None },
+                Some(EnginesStarting { ready_at: first, .. }) => EnginesStarting {
+                    takes: None,
                     ready_at: first.zip(ready_at).map(|(one, other): (Instant, Instant)| one.min(other)),
                 },
             });
         }
-        starting
+        starting.or(idle)
     }
 
     /// Whether no engine of these pools will be ready by `deadline`, as far as that is known.
     pub(super) fn starts_too_late(&self, pools: &[PoolId], deadline: Instant) -> bool {
         let starting = self.engines_starting(pools);
         starting.and_then(|starting| starting.ready_at).is_some_and(|ready_at| ready_at > deadline)
+    }
+
+    /// Until when a request that enters now is held for a first engine; `None`: it is not held.
+    pub(super) fn held_until(&self, request: &AdmissionRequest, pools: &[PoolId]) -> Option<Instant> {
+        let hold = self.pools.get(request.home.index())?.rules.hold?;
+        let is_plain = request.avoid.is_empty() && request.only.is_none();
+        (is_plain && self.may_get_an_engine(pools)).then(|| request.arrived + hold)
+    }
+
+    /// Whether requests for this pool are held now.
+    pub(super) fn holds(&self, pool: PoolId) -> bool {
+        self.pools.get(pool.index()).is_some_and(|found| found.rules.hold.is_some()) && self.may_get_an_engine(&[pool])
+    }
+
+    /// Whether no backend of these pools is in rotation, and one may come to be. A pool of pods without one has no backend.
+    fn may_get_an_engine(&self, pools: &[PoolId]) -> bool {
+        let members = || pools.iter().flat_map(|pool| self.members(*pool)).filter_map(|id| self.backend(*id));
+        let comes = |backend: &BackendState| !backend.draining && !backend.removed && backend.cordon != Cordon::Down;
+        !members().any(BackendState::in_rotation) && (members().next().is_none() || members().any(comes))
+    }
+
+    /// The engine of a backend did not start: sheds the requests that its pool holds, unless another engine is on its way.
+    pub(super) fn start_failed(&mut self, backend: BackendId, wakers: &mut Wakers) {
+        let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
+        let comes = |id: &BackendId| {
+            let other = self.backend(*id).filter(|other| *id != backend && !other.draining && !other.removed);
+            other.is_some_and(|other| !matches!(other.cordon, Cordon::Down | Cordon::Idle))
+        };
+        if self.pools[pool.index()].rules.hold.is_none() || self.members(pool).iter().any(comes) {
+            return;
+        }
+        let reason = match self.engines_starting(&[pool]) {
+            Some(_) => ShedReason::EngineStarting,
+            None => ShedReason::NoBackend,
+        };
+        let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
+        for id in ids {
+            let depends = |waiter: &&Waiter| {
+                let mut members = waiter.request.pools().flat_map(|pool| self.members(pool).to_vec());
+                !members.any(|id| self.backend(id).is_some_and(BackendState::in_rotation))
+            };
+            let Some(waiter) = self.waiters[id as usize].as_ref().filter(depends) else { continue };
+            let (lane, key) = (waiter.lane, waiter.key);
+            self.pools[pool.index()].queue.remove(lane, &key);
+            if let Some(waiter) = self.waiters[id as usize].as_mut() {
+                waiter.state = WaiterState::Shed(reason);
+                wakers.extend(waiter.waker.take());
+            }
+        }
     }
 }

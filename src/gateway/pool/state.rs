@@ -78,6 +78,8 @@ pub(super) enum WaiterState {
     /// Holds capacity on a backend until the ticket takes it; with the seconds of prefill before it.
     Granted(BackendId, Allocation, f64),
     Reclassify,
+    /// The engine that it waited for does not come.
+    Shed(ShedReason),
 }
 
 /// Everything behind the lock.
@@ -156,22 +158,24 @@ impl AdmissionState {
         }
         self.latest = self.latest.max(request.arrived);
         let reachable: SmallVec<[PoolId; 4]> = request.pools().collect();
+        let held = self.held_until(&request, &reachable);
         let backends = || reachable.iter().flat_map(|pool| self.members(*pool));
         if !backends().any(|id| self.allows(&request, *id)) {
-            return match self.too_large(&request) {
-                _ if request.layout != self.layout => Entered::Reclassify,
-                Some(limit) => Entered::Refused(limit),
-                None => Entered::Shed(ShedReason::NoBackend),
-            };
+            match self.too_large(&request) {
+                _ if request.layout != self.layout => return Entered::Reclassify,
+                Some(limit) => return Entered::Refused(limit),
+                None if held.is_none() => return Entered::Shed(ShedReason::NoBackend),
+                None => {}
+            }
         }
-        let deadline = request.arrived + self.pools[request.home.index()].rules.queue_timeout;
+        let deadline = held.unwrap_or(request.arrived + self.pools[request.home.index()].rules.queue_timeout);
         if self.starts_too_late(&reachable, deadline) {
             return Entered::Shed(ShedReason::EngineStarting);
         }
         let preferred = self.in_order_of_prefills(&reachable, &request);
         match self.grant_at_once(&preferred, &request) {
             Some(grant) => Entered::Granted(grant),
-            None => self.wait_in_queue(&preferred, request, wakers),
+            None => self.wait_in_queue(&preferred, request, deadline, wakers),
         }
     }
 
@@ -201,10 +205,15 @@ impl AdmissionState {
 
     /// Queues the request. Other waiters may compete for the same room, so the queue decides, backend by backend in the
     /// order in which the policy picks them.
-    fn wait_in_queue(&mut self, pools: &[PoolId], request: AdmissionRequest, wakers: &mut Wakers) -> Entered {
+    fn wait_in_queue(
+        &mut self,
+        pools: &[PoolId],
+        request: AdmissionRequest,
+        deadline: Instant,
+        wakers: &mut Wakers,
+    ) -> Entered {
         let home = request.home;
-        let rules = &self.pools[home.index()].rules;
-        let (queue_length, deadline) = (rules.queue_length, request.arrived + rules.queue_timeout);
+        let queue_length = self.pools[home.index()].rules.queue_length;
         let mut untried = request.clone();
         let avoided = untried.avoid.len();
         let id = self.enqueue(request);
@@ -310,6 +319,7 @@ impl AdmissionState {
         let outcome = match &waiter.state {
             WaiterState::Waiting => return None,
             WaiterState::Reclassify => WaiterOutcome::Reclassify,
+            WaiterState::Shed(reason) => WaiterOutcome::Shed(*reason),
             WaiterState::Granted(backend, allocation, ahead) => {
                 WaiterOutcome::Granted(self.grant_of(*backend, (*allocation, *ahead), &waiter.request))
             }
@@ -324,7 +334,7 @@ impl AdmissionState {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
         match waiter.state {
-            WaiterState::Reclassify => {}
+            WaiterState::Reclassify | WaiterState::Shed(_) => {}
             WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
             WaiterState::Waiting => {
                 self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
@@ -353,9 +363,9 @@ impl AdmissionState {
     }
 
     pub(super) fn retry_after(&mut self, pool: PoolId, now: Instant) -> Duration {
-        if let Some(ready_at) = self.engines_starting(&[pool]).and_then(|starting| starting.ready_at)
-            && ready_at > now
-        {
+        let starting = self.engines_starting(&[pool]);
+        let ready_at = starting.and_then(|starting| starting.ready_at.or_else(|| Some(now + starting.takes?)));
+        if let Some(ready_at) = ready_at.filter(|ready_at| *ready_at > now) {
             return (ready_at - now).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
         }
         match self.pools.get_mut(pool.index()) {

@@ -5,6 +5,7 @@ mod copies;
 mod cordon;
 mod divided;
 mod foreign;
+mod held;
 mod large;
 mod overtaking;
 mod prefixes;
@@ -41,6 +42,7 @@ fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -
         limits,
         queue_length: 8,
         queue_timeout: Duration::from_secs(20),
+        hold: None,
         order: QueueOrder::FIFO,
     };
     PoolSpec { name: name.into(), rules, backends, spill }

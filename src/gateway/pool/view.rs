@@ -25,6 +25,8 @@ pub struct PoolView {
     pub queue_length: usize,
     /// How many may wait.
     pub queue_limit: usize,
+    /// It has no backend in rotation, and requests wait until it has one.
+    pub holds: bool,
     /// Its backends, including removed ones that still have requests.
     pub backends: Vec<BackendView>,
 }
@@ -79,6 +81,7 @@ impl BackendView {
             Cordon::Draining => "draining",
             Cordon::Starting => "starting",
             Cordon::Down => "down",
+            Cordon::Idle => "idle",
             Cordon::Open => self.phase.label(),
         }
     }
@@ -103,7 +106,8 @@ impl BackendView {
     }
 
     /// Every name [`BackendView::state`] can return.
-    pub const STATES: [&'static str; 7] = ["starting", "ready", "probation", "ejected", "down", "draining", "removed"];
+    pub const STATES: [&'static str; 8] =
+        ["starting", "ready", "probation", "ejected", "down", "draining", "idle", "removed"];
 }
 
 impl AdmissionState {
@@ -113,6 +117,7 @@ impl AdmissionState {
             name: Arc::clone(&pool.name),
             queue_length: pool.queue.len(),
             queue_limit: pool.rules.queue_length,
+            holds: self.holds(PoolId::new(index)),
             backends: self.backends_of(PoolId::new(index)),
         });
         shown.filter(|view| !self.pools[view.id.index()].removed || !view.backends.is_empty()).collect()

@@ -105,6 +105,7 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
             },
             queue_length: 512,
             queue_timeout: Duration::from_secs(20),
+            hold: None,
             order: QueueOrder { aging_per_token: Duration::ZERO },
         },
         backends: vec![BackendSpec { name: backend.into(), address, weight: 1.0 }],

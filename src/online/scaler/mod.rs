@@ -18,7 +18,7 @@
 //! | down: one engine, after one less has sufficed for [`ScalerRules::down_after`] without a break, also for the forecast that far | an engine that is missed comes back after minutes |
 //! | down only if one less holds [`MARGIN`] more than that | demand that stays the same never moves it |
 //! | never fewer than the requests in flight need slots | those would wait |
-//! | to none, if allowed: after `down_after` without a request, unless the day before had some by then | requests wait in the queue while an engine starts |
+//! | to none, if allowed: after `idle_after` without a request, unless the day before had some by then | requests wait in the queue while an engine starts |
 //! | in the first minute as many as are found | after a restart of the gateway, engines are found one after the other |
 //! | while nothing is known of the capacity, the engines stay as many as they are, and a queue adds one | |
 //!
@@ -65,6 +65,8 @@ pub struct ScalerRules {
     pub cold_start: Duration,
     /// How long one engine less must suffice.
     pub down_after: Duration,
+    /// How long there must be no request before there is no engine.
+    pub idle_after: Duration,
     /// Requests per second that one engine serves within the objectives, where that is known; `None`: it is learned.
     pub rate: Option<f64>,
 }
@@ -193,6 +195,8 @@ impl Scaler {
             self.end_minute(look, now);
             next = self.decide(look, next, now).clamp(min, max);
             self.settled = true;
+        } else if self.settled && next > 0 && self.sleeps(look, next, now) {
+            next = 0;
         }
         if next != wanted {
             self.enough_since = None;
@@ -275,8 +279,7 @@ impl Scaler {
 
     fn decide(&mut self, look: &Look, wanted: u32, now: Duration) -> u32 {
         let in_use = (look.in_flight as u32).div_ceil(look.slots.max(1));
-        if self.rules.min == 0 && self.sleeps(now) {
-            "no requests".clone_into(&mut self.why);
+        if self.sleeps(look, wanted, now) {
             return 0;
         }
         let idle = now - self.used >= self.rules.down_after;
@@ -309,11 +312,18 @@ impl Scaler {
         wanted - 1
     }
 
-    /// Whether the pool may have no engine.
-    fn sleeps(&self, now: Duration) -> bool {
+    /// Whether the pool is to have no engine. One that has none stays so until a request waits, or some are expected.
+    fn sleeps(&mut self, look: &Look, wanted: u32, now: Duration) -> bool {
+        let stays = wanted == 0 && look.queue + look.in_flight == 0;
+        if self.rules.min > 0 || !(stays || now - self.used >= self.rules.idle_after) {
+            return false;
+        }
         // A request a minute.
         let least = self.work.1.max(1.0) / 60.0;
         let expected = (0..=self.ahead()).any(|ahead| self.demand.day_before(ahead).is_some_and(|then| then >= least));
-        now - self.used >= self.rules.down_after && !expected
+        if !expected {
+            self.why = format!("no requests for {} s", (now - self.used).as_secs());
+        }
+        !expected
     }
 }

@@ -20,6 +20,7 @@ fn rules() -> ScalerRules {
         attainment: 0.99,
         cold_start: Duration::from_secs(120),
         down_after: Duration::from_secs(300),
+        idle_after: Duration::from_secs(300),
         rate: None,
     }
 }
@@ -203,6 +204,23 @@ fn without_requests_there_may_be_no_engine_and_the_first_request_brings_one() {
     let mut kept = Pool::new(rules(), 2, 6);
     kept.run(3_600, |_| 1e-9);
     assert_eq!(kept.ready, 1, "at least min");
+}
+
+#[test]
+fn a_pool_without_engines_stays_so_until_a_request_comes_and_goes_back_after_idle_after() {
+    let rules =
+        ScalerRules { min: 0, idle_after: Duration::from_secs(100), down_after: Duration::from_secs(1_000), ..rules() };
+    let mut pool = Pool::new(rules, 0, 7);
+    pool.run(3_600, |_| 1e-9);
+    assert_eq!(pool.changes, [], "no request, no engine");
+    pool.waiting = 1.0;
+    pool.run(125, |_| 1e-9);
+    assert_eq!((pool.ready, pool.waiting), (1, 0.0));
+    let served = pool.now;
+    pool.run(200, |_| 1e-9);
+    let (at, wanted) = pool.changes[pool.changes.len() - 1];
+    assert_eq!((wanted, pool.ready), (0, 0), "{:?}", pool.changes);
+    assert!(at - served < Duration::from_secs(102), "{:?}", pool.changes);
 }
 
 #[test]

@@ -247,6 +247,8 @@ impl Predecessor {
 fn cordon(backend: &BackendView) -> Cordon {
     match backend.cordon {
         Cordon::Open if backend.draining => Cordon::Draining,
+        // An earlier version does not know the word.
+        Cordon::Idle => Cordon::Starting,
         cordon => cordon,
     }
 }

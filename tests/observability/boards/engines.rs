@@ -3,14 +3,15 @@
 use crate::panel::{Panel, Target, adds, between, lines, row, stat, timeline};
 
 /// States of backends from the best to the worst, with the colour of each.
-const STATES: [(u32, &str, &str); 7] = [
+const STATES: [(u32, &str, &str); 8] = [
     (0, "ready", "green"),
     (1, "removed", "dark-gray"),
-    (2, "draining", "blue"),
-    (3, "starting", "gray"),
-    (4, "probation", "yellow"),
-    (5, "ejected", "red"),
-    (6, "down", "dark-red"),
+    (2, "idle", "light-gray"),
+    (3, "draining", "blue"),
+    (4, "starting", "gray"),
+    (5, "probation", "yellow"),
+    (6, "ejected", "red"),
+    (7, "down", "dark-red"),
 ];
 
 pub(super) fn panels() -> Vec<Panel> {

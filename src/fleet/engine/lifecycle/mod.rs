@@ -6,6 +6,7 @@
 //!             |  any of these fails, or the engine dies: Stop --> Start (back to what ran before a change)
 //!             |                                          Stop --> Backoff --> Start (within the budget)
 //!             |                                          Stop --> Hold (budget spent, or no retry can help)
+//!   Serve --rest--> Drain --> Stop --> Idle --wake--> Stop --> Start ..     a wake during the drain: Serve again
 //! ```
 //!
 //! Each step has one effect (`engine::effects`). When it ends, [`Lifecycle::on`] decides what comes next. Rules:
@@ -14,6 +15,8 @@
 //!   the drain the change is given up, unless it was requested with `cut`;
 //! - settings are `good` once they served for the settling time. A change that fails returns to what ran before it, a
 //!   crash before that time to what was good;
+//! - an engine that is not wanted (autoscaling) is stopped only when it is drained; past the deadline of the drain it serves on.
+//!   A change of one that is idle is in force with its next start;
 //! - unplanned restarts: at most [`RestartRules::restarts`] per [`RestartRules::window_ms`], each after twice the wait of the
 //!   one before, then `Hold` until an operator enables the engine or the settings change.
 //!
@@ -22,6 +25,8 @@
 
 mod blocked;
 mod change;
+mod recovery;
+mod rest;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -32,6 +37,7 @@ use sluice_gateway::pool::Cordon;
 pub use blocked::RestartBlocked;
 pub use change::ChangeRefused;
 pub(crate) use change::{Change, ChangeRequest, EndedChange, Outcome};
+pub(crate) use recovery::{Difference, Recovery, Survivor};
 pub use step::Step;
 
 /// Why a step failed or an engine was lost.
@@ -81,39 +87,7 @@ enum AfterStop {
     Start,
     Backoff,
     Hold,
-}
-
-/// How the configuration now differs from what the journal's engine was started with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Difference {
-    /// Not at all.
-    None,
-    /// Flags only: the engine may go on, and gets the new flags by a planned change.
-    Flags,
-    /// Program, port, devices or environment: another engine.
-    Program,
-}
-
-/// What an earlier gateway left running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Survivor {
-    /// No process.
-    None,
-    /// An engine that may go on (`fleet.on_start = "adopt"`).
-    Adoptable,
-    /// An engine that is to be stopped first (`fleet.on_start = "stop"`).
-    ToStop,
-}
-
-/// What [`Lifecycle::recover`] made of the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recovery {
-    /// There was no record.
-    New,
-    /// The recorded life cycle goes on.
-    Resumed,
-    /// The engine is stopped and started as configured now.
-    Reconfigured,
+    Idle,
 }
 
 /// Where an engine stands, with all that decides what follows.
@@ -131,6 +105,9 @@ pub(crate) struct Lifecycle<S> {
     pub ended: Option<EndedChange>,
     /// It is to end in `Off`.
     pub leaving: bool,
+    /// Autoscaling wants it to be stopped: it is to end in `Idle`.
+    #[serde(default)]
+    pub resting: bool,
     /// The last failure, while it still matters.
     pub why: Option<String>,
     then: AfterStop,
@@ -159,6 +136,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             change: None,
             ended: None,
             leaving: false,
+            resting: false,
             why: None,
             then: AfterStop::Start,
             restarts: Vec::new(),
@@ -181,12 +159,12 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         let from = self.wanted.clone();
         match self.step {
             Step::Serve => self.step = Step::Drain,
-            // Nothing serves, so there is nothing to drain and nothing worth going back to.
-            Step::Hold | Step::Backoff | Step::Off => {
+            // Nothing serves, so there is nothing to drain and nothing worth going back to. An idle engine stays stopped.
+            Step::Hold | Step::Backoff | Step::Off | Step::Idle => {
                 self.end(Outcome::Aborted("another change was requested".to_owned()));
                 self.wanted = to.clone();
                 self.reset_budget();
-                self.stop_then(AfterStop::Start);
+                self.stop_then(self.after_stop());
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
@@ -220,7 +198,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.end(Outcome::Aborted("the gateway stops, or the backend is no longer configured".to_owned()));
         self.step = match self.step {
             Step::Serve | Step::Ramp | Step::Drain => Step::Drain,
-            Step::Off => Step::Off,
+            Step::Off | Step::Idle => Step::Off,
             _ => Step::Stop,
         };
     }
@@ -228,7 +206,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     /// The step's effect has ended, or the engine was lost: decides what comes next.
     pub(crate) fn on(&mut self, event: Event, rules: &RestartRules, now_ms: u64) {
         match (self.step, event) {
-            (Step::Recover | Step::Off | Step::Hold, _) => {}
+            (Step::Recover | Step::Off | Step::Idle | Step::Hold, _) => {}
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
             (Step::Drain, Event::Failed(failure)) => {
                 // Without replacement capacity cutting does not help: the change is given up.
@@ -237,7 +215,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                     self.drained();
                 } else {
                     self.end(Outcome::Aborted(failure.why));
-                    self.step = Step::Serve;
+                    (self.step, self.resting) = (Step::Serve, false);
                 }
             }
             (Step::Stop, Event::Done | Event::EngineLost(_)) if self.leaving => self.step = Step::Off,
@@ -274,78 +252,18 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         rules.backoff_ms.saturating_mul(1 << doublings).min(rules.backoff_max_ms)
     }
 
+    /// How long an engine that is being stopped after a failure waits for its next start; `None`: it is not started again.
+    pub(crate) fn next_try_ms(&self, rules: &RestartRules) -> Option<u64> {
+        match self.then {
+            AfterStop::Start => Some(0),
+            AfterStop::Backoff => Some(self.backoff_ms(rules)),
+            AfterStop::Hold | AfterStop::Idle => None,
+        }
+    }
+
     /// Unplanned restarts within the window that ends now.
     pub(crate) fn restarts_within(&self, rules: &RestartRules, now_ms: u64) -> usize {
         self.restarts.iter().filter(|at| now_ms.saturating_sub(**at) < rules.window_ms).count()
-    }
-
-    /// Ends `Recover`: goes on from what the journal says (`previous`) and from what still runs.
-    ///
-    /// Before the stop of a change nothing has been touched: the change is given up. From the stop on it is completed.
-    pub(crate) fn recover(&mut self, previous: Option<(Self, Difference)>, survivor: Survivor) -> Recovery {
-        let recovery = match previous {
-            None => {
-                match survivor {
-                    // Without a record there may be no engine, or one that is not known of: a stop is harmless.
-                    Survivor::None => self.stop_then(AfterStop::Start),
-                    Survivor::Adoptable => self.step = Step::Adopt,
-                    // It may carry requests: it was in rotation until now, or other clients use it.
-                    Survivor::ToStop => self.step = Step::Drain,
-                }
-                Recovery::New
-            }
-            Some((life, Difference::None)) => {
-                *self = life.resumed(survivor);
-                Recovery::Resumed
-            }
-            // Other flags are no reason to stop an engine that serves, or to forget what was good.
-            Some((life, Difference::Flags)) if survivor == Survivor::Adoptable => {
-                *self = life.resumed(survivor);
-                Recovery::Resumed
-            }
-            Some((life, difference)) => {
-                *self = life.reconfigured(self.wanted.clone(), difference);
-                Recovery::Reconfigured
-            }
-        };
-        // These belong to the engine that runs, not to the one of the record.
-        (self.adopted, self.withdrawn, self.blocked) = (self.step == Step::Adopt, false, None);
-        recovery
-    }
-
-    fn resumed(mut self, survivor: Survivor) -> Self {
-        let before = self.step;
-        self.leaving = false;
-        if before == Step::Drain {
-            self.end(Outcome::Aborted("the gateway ended while the engine drained".to_owned()));
-        }
-        match before {
-            Step::Hold => {}
-            // It was shut down on request, so it starts as if for the first time.
-            Step::Off => {
-                self.reset_budget();
-                self.stop_then(AfterStop::Start);
-            }
-            // It is not known whether the stop was complete: it is repeated, which is harmless.
-            Step::Stop | Step::Backoff => self.step = Step::Stop,
-            _ if survivor == Survivor::Adoptable => self.step = Step::Adopt,
-            _ => self.stop_then(AfterStop::Start),
-        }
-        self
-    }
-
-    /// Stops whatever runs and starts with other settings. The good settings stay a fallback unless the program differs.
-    fn reconfigured(mut self, settings: S, difference: Difference) -> Self {
-        self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
-        if difference == Difference::Program {
-            self.good = settings.clone();
-        }
-        self.wanted = settings;
-        // The earlier gateway may have shut it down.
-        self.leaving = false;
-        self.reset_budget();
-        self.stop_then(AfterStop::Start);
-        self
     }
 
     /// Takes a serving engine out of rotation, to be replaced.
@@ -396,6 +314,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             Step::Serve | Step::Ramp if self.withdrawn => Some(Cordon::Draining),
             Step::Ramp => None,
             Step::Serve => Some(Cordon::Open),
+            Step::Idle | Step::Stop if self.resting => Some(Cordon::Idle),
             step if !step.is_coming() => Some(Cordon::Down),
             _ => Some(Cordon::Starting),
         }
@@ -405,12 +324,22 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         if let Some(change) = &self.change {
             self.wanted = change.to.clone();
         }
-        self.stop_then(AfterStop::Start);
+        self.stop_then(self.after_stop());
+    }
+
+    /// What follows the stop of an engine that did not fail.
+    fn after_stop(&self) -> AfterStop {
+        if self.resting { AfterStop::Idle } else { AfterStop::Start }
     }
 
     fn stopped(&mut self) {
         match self.then {
-            AfterStop::Start => self.step = Step::Start,
+            AfterStop::Idle if self.resting => {
+                self.step = Step::Idle;
+                self.end_change();
+            }
+            // Its stop had failed before.
+            AfterStop::Start | AfterStop::Idle => self.step = Step::Start,
             AfterStop::Backoff => self.step = Step::Backoff,
             AfterStop::Hold => {
                 let why = self.why.clone().unwrap_or_default();
@@ -420,7 +349,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     fn stop_trying(&mut self, why: String) {
-        self.step = Step::Hold;
+        (self.step, self.resting) = (Step::Hold, false);
         self.why = Some(why.clone());
         self.end(Outcome::Held(why));
     }

@@ -13,6 +13,8 @@ pub enum Step {
     Recover,
     /// Nothing runs and nothing is to run.
     Off,
+    /// Nothing runs, because autoscaling wants fewer engines in its pool. It starts when more are wanted.
+    Idle,
     /// An engine of an earlier gateway is taken over and must be ready.
     Adopt,
     /// No new requests; requests in flight finish.
@@ -39,9 +41,10 @@ pub enum Step {
 
 impl Step {
     /// Every step.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Recover,
         Self::Off,
+        Self::Idle,
         Self::Adopt,
         Self::Drain,
         Self::Stop,
@@ -60,6 +63,7 @@ impl Step {
         match self {
             Self::Recover => "recover",
             Self::Off => "off",
+            Self::Idle => "idle",
             Self::Adopt => "adopt",
             Self::Drain => "drain",
             Self::Stop => "stop",
@@ -81,11 +85,11 @@ impl Step {
 
     /// Whether requests should wait for the engine: it comes back without an operator.
     pub fn is_coming(self) -> bool {
-        !matches!(self, Self::Off | Self::Hold)
+        !matches!(self, Self::Off | Self::Idle | Self::Hold)
     }
 
     /// Whether there may be a process.
     pub fn may_run(self) -> bool {
-        !matches!(self, Self::Off | Self::Backoff)
+        !matches!(self, Self::Off | Self::Idle | Self::Backoff)
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! The model knows whether a process may be running and whether requests may be running on it; the life cycle does not.
 
+mod rest;
+
 use std::collections::{HashSet, VecDeque};
 
 use super::*;
@@ -316,10 +318,11 @@ impl LifecycleModel {
         if self.life.cordon() == Some(Cordon::Open) {
             assert!(step == Step::Serve && !self.life.withdrawn && !self.life.leaving, "open too early: {self:?}");
         }
-        if matches!(step, Step::Off | Step::Backoff) {
+        if matches!(step, Step::Off | Step::Idle | Step::Backoff) {
             assert!(!self.process, "nothing should run: {self:?}");
         }
-        if step == Step::Hold || step == Step::Off {
+        assert!(step != Step::Idle || self.life.resting, "idle although it is wanted: {self:?}");
+        if matches!(step, Step::Hold | Step::Off | Step::Idle) {
             assert!(self.life.change.is_none(), "a change without an end: {self:?}");
         }
         if step == Step::Serve {
@@ -358,13 +361,15 @@ impl LifecycleModel {
         for permanent in [false, true] {
             push(&|w| w.life.on(Event::Failed(StepFailure { why: String::new(), permanent }), &RULES, 0));
         }
-        if self.process && !matches!(step, Step::Off | Step::Hold | Step::Stop) {
+        if self.process && !matches!(step, Step::Off | Step::Idle | Step::Hold | Step::Stop) {
             push(&|w| {
                 w.dead = true;
                 w.life.on(Event::EngineLost(failure("")), &RULES, 0);
             });
         }
         push(&|w| drop(w.life.enable()));
+        push(&|w| drop(w.life.rest()));
+        push(&|w| w.life.wake());
         if step == Step::Serve {
             push(&|w| w.life.withdraw());
             if self.life.blocked.is_none() {
@@ -443,7 +448,11 @@ fn exhaustively_no_order_of_events_breaks_the_rules() {
         for _ in 0..16 {
             life.on(Event::Done, &RULES, 0);
         }
-        let rest = if life.leaving { Step::Off } else { Step::Serve };
+        let rest = match (life.leaving, life.resting) {
+            (true, _) => Step::Off,
+            (false, true) => Step::Idle,
+            (false, false) => Step::Serve,
+        };
         assert!(matches!(life.step, Step::Hold | Step::Off) || life.step == rest, "stuck: {model:?} -> {life:?}");
     }
     println!("{} states", seen.len());

@@ -431,6 +431,18 @@ fn without_the_feature_tracing_is_an_error_that_says_how_to_get_it() {
     one_in(&text, &[], "tracing", "build it with --features otel");
 }
 
+#[test]
+fn engines_that_the_gateway_does_not_run_are_not_scaled_by_it() {
+    let pool = |backend: &str| {
+        format!(
+            "[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nautoscale = {{ apply = true, max = 2 }}\n\
+             [[pool.backend]]\nname = \"a\"\nlaunch = {{ command = [\"vllm\"] }}\n[[pool.backend]]\nname = \"b\"\n{backend}\n"
+        )
+    };
+    assert!(read(&pool("launch = { command = [\"vllm\"] }")).is_ok());
+    one_in(&pool("url = \"http://b:1\""), &[], "pool[0].autoscale.apply", "give every backend launch or control");
+}
+
 /// A pool of pods.
 fn pods(table: &str, rest: &str) -> String {
     format!("[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nkubernetes = {{ {table} }}\n{rest}")

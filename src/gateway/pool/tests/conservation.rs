@@ -43,6 +43,7 @@ enum Move {
         backend: usize,
         cordon: Cordon,
     },
+    StartFailed(usize),
     ContextLimit {
         backend: usize,
         tokens: Option<u64>,
@@ -74,6 +75,7 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => (0..4usize, proptest::option::of((0..4u32, 0..5_000u64)))
             .prop_map(|(backend, bound)| Move::Trial { backend, bound }),
         1 => (0..4usize, cordons()).prop_map(|(backend, cordon)| Move::Cordon { backend, cordon }),
+        1 => (0..4usize).prop_map(Move::StartFailed),
         1 => (0..4usize, proptest::option::of(100..5_000u64))
             .prop_map(|(backend, tokens)| Move::ContextLimit { backend, tokens }),
         2 => (0..4usize, proptest::bool::weighted(0.8)).prop_map(|(backend, up)| Move::Probe { backend, up }),
@@ -88,7 +90,8 @@ fn cordons() -> impl Strategy<Value = Cordon> {
         3 => Just(Cordon::Open),
         1 => Just(Cordon::Draining),
         1 => Just(Cordon::Starting),
-        1 => Just(Cordon::Down)
+        1 => Just(Cordon::Down),
+        1 => Just(Cordon::Idle)
     ]
 }
 
@@ -101,6 +104,8 @@ fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: QueueOrde
     let limits = |permits| BackendLimits { tokens, ..limits(slots, permits) };
     let mut specs = vec![spec("short", 2, limits(permits.min(1)), vec![]), spec("long", 2, limits(permits), vec![0])];
     specs.iter_mut().for_each(|spec| spec.rules.order = order);
+    // The other one refuses at once.
+    specs[0].rules.hold = Some(Duration::from_secs(60));
     specs
 }
 
@@ -191,6 +196,7 @@ proptest! {
                 Move::Cordon { backend, cordon } => {
                     fixture.admission.set_cordon(BackendId::new(backend), cordon);
                 }
+                Move::StartFailed(backend) => fixture.admission.start_failed(BackendId::new(backend)),
                 Move::ContextLimit { backend, tokens } => {
                     fixture.admission.set_max_model_len(BackendId::new(backend), tokens);
                 }

@@ -42,7 +42,7 @@ impl Gateway {
         for mut ticket in std::mem::take(&mut self.tickets) {
             match std::pin::Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(WaitResult::Granted(lease)) => self.leases.push(lease),
-                Poll::Ready(WaitResult::Reclassify) => panic!("nothing was reconfigured"),
+                Poll::Ready(other) => panic!("nothing was reconfigured, and no engine started: {other:?}"),
                 Poll::Pending => waiting.push(ticket),
             }
         }

@@ -128,6 +128,7 @@ impl Gateway {
                 limits,
                 queue_length: 64,
                 queue_timeout: Duration::from_secs(60),
+                hold: None,
                 order: QueueOrder::FIFO,
             },
             backends: vec![BackendSpec { name: "b".into(), address, weight: 1.0 }],
@@ -162,7 +163,7 @@ impl Gateway {
         for mut ticket in std::mem::take(&mut self.tickets) {
             match Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(WaitResult::Granted(lease)) => self.leases.push(lease),
-                Poll::Ready(WaitResult::Reclassify) => panic!("nothing was reconfigured"),
+                Poll::Ready(other) => panic!("nothing was reconfigured, and no engine started: {other:?}"),
                 Poll::Pending => self.tickets.push(ticket),
             }
         }

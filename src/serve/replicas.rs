@@ -1,0 +1,95 @@
+//! Sets the replicas of StatefulSets as autoscaling wants (`autoscale.apply`).
+//!
+//! More are set at once. Before fewer are set, it is asked whether that is allowed, the pods with the highest numbers are drained, and
+//! the replicas follow as far as pods are without requests. A field that another manager owns stays as it is, which is logged once.
+//!
+//! Bounds: the API server is asked about a set every [`LOOK`] while nothing is to be changed, and no sooner than [`RETRY`] after an
+//! error; between two looks while something is to be changed is the second of the caller.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::Pods;
+use crate::fleet::Fleet;
+use crate::fleet::discovery::{apply_replicas, read_replicas};
+
+/// Between two looks while nothing is to be changed.
+const LOOK: Duration = Duration::from_secs(10);
+/// After an error.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// The StatefulSets of all pools, by the name of the pool.
+#[derive(Debug, Default)]
+pub(super) struct Sets(BTreeMap<String, Set>);
+
+#[derive(Debug, Default)]
+struct Set {
+    /// Replicas that it has, and since when that is known.
+    have: Option<(u32, Instant)>,
+    /// It may be lowered, asked then.
+    allowed: Option<Instant>,
+    /// No call before.
+    not_before: Option<Instant>,
+    /// Why it could not be changed, which is logged once.
+    why: String,
+}
+
+impl Sets {
+    /// One look at the set of a pool, of whose pods `wanted` are to run.
+    pub(super) async fn step(&mut self, fleet: &Fleet, pool: &str, pods: &Pods, wanted: u32, may_stop: bool) {
+        let Some(name) = &pods.statefulset else { return };
+        let set = self.0.entry(pool.to_owned()).or_default();
+        if set.not_before.is_some_and(|moment| Instant::now() < moment) {
+            return;
+        }
+        match set.follow(fleet, pool, (pods.namespace.as_deref(), name), wanted, may_stop).await {
+            Ok(()) => set.not_before = None,
+            Err(why) => {
+                set.not_before = Some(Instant::now() + RETRY);
+                (set.have, set.allowed) = (None, None);
+                if set.why != why {
+                    tracing::warn!("autoscale: pool {pool}: {why}");
+                    set.why = why;
+                }
+            }
+        }
+    }
+}
+
+impl Set {
+    async fn follow(
+        &mut self,
+        fleet: &Fleet,
+        pool: &str,
+        (namespace, name): (Option<&str>, &str),
+        wanted: u32,
+        may_stop: bool,
+    ) -> Result<(), String> {
+        let known = self.have.filter(|(have, at)| *have == wanted && at.elapsed() < LOOK);
+        let (have, _) = match known {
+            Some(known) => known,
+            None => (read_replicas(namespace, name).await?, Instant::now()),
+        };
+        self.have = Some((have, Instant::now())).filter(|_| known.is_none()).or(known);
+        if wanted < have && self.allowed.is_none_or(|at| at.elapsed() >= RETRY) {
+            if let Err(why) = apply_replicas(namespace, name, wanted, true).await {
+                // What was being drained for it serves on.
+                fleet.scale(pool, Some(have), false).await;
+                return Err(why);
+            }
+            self.allowed = Some(Instant::now());
+        }
+        // Before fewer: those that are still in use stay.
+        let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
+        if wanted > have || next < have {
+            let next = if wanted > have { wanted } else { next };
+            apply_replicas(namespace, name, next, false).await?;
+            tracing::info!("autoscale: pool {pool}: StatefulSet {name} has {next} replicas (had {have})");
+            self.have = Some((next, Instant::now()));
+        }
+        self.why.clear();
+        Ok(())
+    }
+}
