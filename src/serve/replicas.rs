@@ -83,7 +83,8 @@ impl Set {
         }
         // Before fewer: those that are still in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
-        if wanted > have || next < have {
+        // The lead may have been lost while this waited; whoever leads now sets them.
+        if (wanted > have || next < have) && fleet.lead().is_held() {
             let next = if wanted > have { wanted } else { next };
             apply_replicas(namespace, name, next, false).await?;
             tracing::info!("autoscale: pool {pool}: StatefulSet {name} has {next} replicas (had {have})");

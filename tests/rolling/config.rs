@@ -35,7 +35,8 @@ async fn all_run_with(rig: &Rig, settings: &str) -> anyhow::Result<()> {
     .await
 }
 
-async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
+/// Ends the load, of which nothing was lost, and the gateway, which leaves no process.
+pub(crate) async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
     let losses = load.end().await;
     ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
     rig.stop().await?;

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::config::{controlled, engines, long_stream};
+use crate::config::{controlled, ends_well, engines, long_stream};
 use crate::load::Load;
 use crate::rig::{ENGINES, LOOK, Rig};
 
@@ -54,15 +54,6 @@ async fn until_steps(rig: &Rig, wanted: [&str; 3]) -> anyhow::Result<()> {
 async fn comes_through(rig: &Rig, load: &Load) -> anyhow::Result<()> {
     let before = load.completed();
     rig.until("requests come through", async |_| Ok(load.completed() > before + 20)).await
-}
-
-/// Ends the load, of which nothing was lost, and the gateway, which leaves no process.
-async fn ends_well(load: Load, mut rig: Rig) -> anyhow::Result<()> {
-    let losses = load.end().await;
-    ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
-    rig.stop().await?;
-    ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
-    Ok(())
 }
 
 /// Down, up, down again, with a drain that ends early, an operator, and a new configuration of the engines.

@@ -88,6 +88,10 @@ pub enum Situation {
         "the gateway cannot start and stop these engines; give every backend launch or control, or kubernetes a statefulset, or remove apply"
     )]
     AutoscaleWithoutEngines,
+    #[error(
+        "requests at the gateways that do not lead would wait for an engine that none of them can start; set min to 1 or more, or cluster.leader to \"serves\""
+    )]
+    NoEngineForOthers,
     #[error("the list is empty; name at least one model, or \"*\" for all")]
     NoModels,
     #[error("\"*\" already means all models; remove it or the names beside it")]
@@ -306,7 +310,7 @@ impl Situation {
             Self::UnknownKeyName { .. } | Self::FlagName { .. } => Topic::Names,
             Self::NoPool | Self::NoBackend | Self::WithoutKubernetes | Self::PodsAndBackends => Topic::Pools,
             Self::ArgsWithoutStatefulset | Self::SecretInPodArgs | Self::LongNeverRuns { .. } => Topic::Pools,
-            Self::AutoscaleWithoutEngines => Topic::Pools,
+            Self::AutoscaleWithoutEngines | Self::NoEngineForOthers => Topic::Pools,
             Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
             Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
             Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork => Topic::Pools,

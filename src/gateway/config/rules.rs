@@ -66,9 +66,21 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         if cluster.leader != ClusterLeader::None {
             check_ports_of_leaders(pools, report);
         }
+        if cluster.leader == ClusterLeader::Decides {
+            check_engines_for_others(pools, report);
+        }
     }
     if let Some(tracing) = tracing {
         tracing.check(report);
+    }
+}
+
+/// Only the gateway that leads starts engines, and it sees only its own requests. Those of the others need an engine that runs.
+fn check_engines_for_others(pools: &[Pool], report: &mut Report<'_>) {
+    for (index, pool) in pools.iter().enumerate() {
+        if pool.autoscale.is_some_and(|autoscale| autoscale.apply && autoscale.min == 0) {
+            report.add_at(&format!("pool[{index}].autoscale.min"), Situation::NoEngineForOthers);
+        }
     }
 }
 

@@ -64,7 +64,7 @@ impl LeaderView {
         &self.id
     }
 
-    /// The record names this one.
+    /// The record was read or written; it names this holder.
     pub(super) fn note(&self, holder: Option<String>) {
         let mut shown = self.shown.lock();
         if shown.trouble.take().is_some() {
