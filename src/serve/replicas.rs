@@ -83,7 +83,7 @@ impl Set {
         }
         // Before fewer: those that are still in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
-        // The lead may have been lost while this waited; whoever leads now sets them.
+        // The lead may have been lost while this waited; then another gateway sets them.
         if (wanted > have || next < have) && fleet.lead().is_held() {
             let next = if wanted > have { wanted } else { next };
             apply_replicas(namespace, name, next, false).await?;

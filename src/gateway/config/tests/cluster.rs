@@ -63,3 +63,17 @@ fn a_config_map_has_a_name_that_kubernetes_takes() {
 fn without_the_feature_a_config_map_is_an_error_that_says_how_to_get_it() {
     one_in(&cluster("kubernetes = {}"), &[], "cluster.kubernetes", "build it with --features kubernetes");
 }
+
+#[test]
+fn a_pool_without_engines_is_refused_where_gateways_serve_that_start_none() {
+    let file = |min: u32, leader: &str| {
+        format!(
+            "[cluster]\netcd = [\"http://e:2379\"]\nleader = \"{leader}\"\n[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n\
+             autoscale = {{ apply = true, min = {min}, max = 2 }}\n\
+             [[pool.backend]]\nname = \"a\"\nlaunch = {{ command = [\"vllm\"], port = 8000 }}\n"
+        )
+    };
+    one_in(&file(0, "decides"), &[], "pool[0].autoscale.min", "set min to 1 or more");
+    assert!(read(&file(1, "decides")).is_ok());
+    assert!(read(&file(0, "serves")).is_ok(), "only the gateway that starts engines is ready");
+}

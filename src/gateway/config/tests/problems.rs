@@ -443,20 +443,6 @@ fn engines_that_the_gateway_does_not_run_are_not_scaled_by_it() {
     one_in(&pool("url = \"http://b:1\""), &[], "pool[0].autoscale.apply", "give every backend launch or control");
 }
 
-#[test]
-fn a_pool_without_engines_is_refused_where_gateways_serve_that_start_none() {
-    let file = |min: u32, leader: &str| {
-        format!(
-            "[cluster]\netcd = [\"http://e:2379\"]\nleader = \"{leader}\"\n[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\n\
-             autoscale = {{ apply = true, min = {min}, max = 2 }}\n\
-             [[pool.backend]]\nname = \"a\"\nlaunch = {{ command = [\"vllm\"], port = 8000 }}\n"
-        )
-    };
-    one_in(&file(0, "decides"), &[], "pool[0].autoscale.min", "set min to 1 or more");
-    assert!(read(&file(1, "decides")).is_ok());
-    assert!(read(&file(0, "serves")).is_ok(), "only the gateway that starts engines is ready");
-}
-
 /// A pool of pods.
 fn pods(table: &str, rest: &str) -> String {
     format!("[[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nkubernetes = {{ {table} }}\n{rest}")
