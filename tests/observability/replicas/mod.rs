@@ -30,8 +30,10 @@ const WINDOW: &str = "15s";
 /// Relative error of sums of floats.
 const ROUNDING: f64 = 1e-9;
 /// Metrics of rules that have no series here, and why.
-const QUIET: [(&str, &str); 1] =
-    [("sluice_tls_certificate_expiry_timestamp_seconds", "the gateways of this test use no TLS")];
+const QUIET: [(&str, &str); 2] = [
+    ("sluice_tls_certificate_expiry_timestamp_seconds", "the gateways of this test use no TLS"),
+    ("sluice_engines_wanted", "no pool of this test has autoscale"),
+];
 
 struct Asked<'a> {
     prometheus: &'a Prometheus,
