@@ -16,7 +16,7 @@
 //! | the demand is the upper bound of its forecast ([`demand`]), at its highest until an engine started now is ready | one minute in twenty is above it |
 //! | a queue that does not empty while objectives are missed asks for one engine more than serve | the capacity that was learned may be wrong |
 //! | down: one engine, after one less has sufficed for [`ScalerRules::down_after`] without a break, also for the forecast that far | an engine that is missed comes back after minutes |
-//! | down only if one less holds [`MARGIN`] more than that | demand that stays the same never moves it |
+//! | down only if one less holds [`MARGIN`] more than that, and what a minute has more by chance | demand that stays the same hardly moves it |
 //! | never fewer than the requests in flight need slots | those would wait |
 //! | to none, if allowed: after `idle_after` without a request, unless the day before had some by then | requests wait in the queue while an engine starts |
 //! | in the first minute as many as are found | after a restart of the gateway, engines are found one after the other |
@@ -299,7 +299,10 @@ impl Scaler {
             return needed;
         }
         let later = ahead + usize::try_from(self.rules.down_after.as_secs() / 60).unwrap_or(0);
-        let less = engines((highest(later.min(demand::DAY / 4)) + backlog) * MARGIN).max(in_use).max(1);
+        // By chance, a minute has a standard deviation more: a large part of the demand where requests are few.
+        let in_a_minute = (self.demand.forecast(1) / self.work.1 * 60.0).max(1.0);
+        let margin = MARGIN + in_a_minute.sqrt().recip();
+        let less = engines((highest(later.min(demand::DAY / 4)) + backlog) * margin).max(in_use).max(1);
         if less >= wanted || waits {
             self.enough_since = None;
             return wanted;
