@@ -13,7 +13,8 @@ use crate::setup::Lab;
 use sluice_bench::load::dataset::{Item, ItemPrompt, Items};
 use sluice_bench::{Adapters, Api, Arrival, BodyFields, Extent, PromptTokens, RequestSource, RunPlan, Workload};
 use sluice_gateway::config::{Config, TunerMode};
-use sluice_online::forecast::{Answer, Forecast, Question};
+use sluice_online::forecast::{Answer, Candidate, Forecast, Question};
+use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
 use sluice_online::window::{BATCH, Batch};
 
@@ -28,21 +29,31 @@ const LOSS_UNFINISHED: f64 = 3.0;
 pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
     let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
     let Some(now) = batches(&base, seed) else { return Answer::default() };
-    let with = |(flag, value): &(_, f64), lab: &Lab| {
-        let mut lab = lab.clone();
+    let with = |candidate: &Candidate, lab: &Lab| {
+        let mut lab = with_limits(lab, &question.pool, candidate.limits);
         for engine in lab.engines.iter_mut().filter(|engine| is_of(&base.config, &question.pool, &engine.backend)) {
-            *engine = engine.with_flag(*flag, *value).ok()?;
+            *engine = engine.with_flag(candidate.flag, candidate.to).ok()?;
         }
         Some(lab)
     };
     let forecast = |candidate| Some(beside(&now, &batches(&with(candidate, &base)?, seed)?));
     let candidates: Vec<Option<Forecast>> = question.candidates.iter().map(forecast).collect();
+    let mut known: Vec<(PoolLimits, Option<Forecast>)> = Vec::new();
+    let unchanged = |candidate: &Candidate| {
+        let limits = candidate.limits?;
+        if !known.iter().any(|(of, _)| *of == limits) {
+            let found = batches(&with_limits(&base, &question.pool, Some(limits)), seed);
+            known.push((limits, found.map(|found| beside(&now, &found))));
+        }
+        known.iter().find(|(of, _)| *of == limits)?.1
+    };
+    let unchanged = question.candidates.iter().map(unchanged).collect();
     let known = (0..).zip(&candidates).filter_map(|(at, found)| Some((at, found.as_ref()?.loss)));
     // The last one of equals, as the tuner chooses.
     let best = known.max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
     let short = replay(lab, latest(&question.requests, question.absent));
     let before = short.as_ref().and_then(|lab| batches(lab, seed));
-    let absence = |candidate: Option<&(_, f64)>| {
+    let absence = |candidate: Option<&Candidate>| {
         let (before, less) = (before.as_ref()?, one_less(short.as_ref()?, &question.pool)?);
         let less = candidate.map_or(Some(less.clone()), |candidate| with(candidate, &less))?;
         Some((beside(before, &batches(&less, seed)?).loss - beside(before, before).loss).max(0.0))
@@ -53,8 +64,17 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
         absence: absence(None),
         absence_with: best.and_then(|at| Some((at, absence(question.candidates.get(at))?))),
         candidates,
+        unchanged,
         span,
     }
+}
+
+/// The same with other limits of a pool.
+fn with_limits(lab: &Lab, pool: &str, limits: Option<PoolLimits>) -> Lab {
+    let Some(limits) = limits else { return lab.clone() };
+    let mut config = Config::clone(&lab.config);
+    config.pools.iter_mut().filter(|own| own.name == pool).for_each(|own| limits.put(own));
+    Lab { config: Arc::new(config), ..lab.clone() }
 }
 
 fn is_of(config: &Config, pool: &str, backend: &str) -> bool {

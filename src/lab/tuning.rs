@@ -105,7 +105,7 @@ impl LabTuner {
         while let Some(order) = orders.get(at).cloned() {
             at += 1;
             match order {
-                Order::Experiment => changed = true,
+                Order::Configure => changed = true,
                 Order::Simulate(question) => {
                     let lab = Lab { engines: self.setups.clone(), ..around.lab.clone() };
                     self.simulations += 1;

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::flags::EngineFlag;
+use crate::limits::PoolLimits;
 use crate::proof::Load;
 use sluice_core::base::PoolId;
 use sluice_gateway::config::{Arm, Config, Experiment, Guardrail, ModelScope, Shadow, Sticky, Traffic};
@@ -69,7 +70,13 @@ pub struct EngineChange {
     pub from: f64,
     /// And after.
     pub to: f64,
-    /// By how much the mean loss shall fall, where that was simulated.
+    /// Limits of the pool that go with it: in force from when the canary serves requests until the change is taken back.
+    #[serde(default)]
+    pub limits: Option<PoolLimits>,
+    /// The mean loss of a request before.
+    #[serde(default)]
+    pub loss_before: f64,
+    /// By how much the mean loss on engines with it shall be lower than on those without, where that was simulated.
     pub forecast: Option<f64>,
     /// Whether its gain pays even if requests must wait while an engine restarts, because the others have no room for them.
     #[serde(default)]
@@ -114,6 +121,17 @@ impl EngineChange {
             Stage::Canary | Stage::Copies => (is_changed && backend == self.canary()).then(Load::default),
             _ => is_changed.then_some(self.proved),
         }
+    }
+
+    /// Whether this mean loss on the canary is an improvement over what was before, other limits included.
+    pub fn improves(&self, loss: f64) -> bool {
+        self.limits.is_none() || loss < self.loss_before
+    }
+
+    /// The limits of the pool that must be in force now, if it changes them.
+    pub fn limits_in_force(&self) -> Option<PoolLimits> {
+        let serves = matches!(self.stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
+        self.limits.filter(|_| serves)
     }
 
     /// The labels of the arms of [`experiment`](Self::experiment): control and canary.
@@ -191,6 +209,8 @@ mod tests {
                 flag: EngineFlag::MaxNumSeqs,
                 from: 8.0,
                 to: 16.0,
+                limits: None,
+                loss_before: 0.0,
                 forecast: None,
                 crowded: false,
                 changed: Vec::new(),

@@ -22,7 +22,7 @@ use crate::blocks::Blocks;
 use crate::diagnosis::Experience;
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::lengths::Lengths;
-use crate::limits::{Bounds, Knob, Limits};
+use crate::limits::{Bounds, Knob, Limits, PoolLimits};
 use crate::moves::{Direction, Move, Steps, candidates};
 use crate::window::{Score, Window};
 
@@ -66,15 +66,15 @@ const LOAD_WEIGHT: f64 = 0.3;
 
 /// A change that is being tried.
 #[derive(Clone, Debug)]
-struct Trial {
-    step: Move,
-    before: Limits,
+pub(crate) struct Trial {
+    pub(crate) step: Move,
+    pub(crate) before: Limits,
     score: Score,
     since: Duration,
 }
 
 #[derive(Clone, Debug)]
-enum State {
+pub(crate) enum State {
     Watching,
     /// Since when and at least until when, and what is being tried.
     Settling(Duration, Duration, Option<Box<Trial>>),
@@ -95,32 +95,33 @@ pub enum Action {
 /// The controller of pools that serve the same traffic.
 #[derive(Debug)]
 pub struct Controller {
-    names: Vec<String>,
-    acting: Acting,
+    pub(crate) names: Vec<String>,
+    pub(crate) acting: Acting,
     /// The change that it would make, with what it was derived from.
-    proposal: Option<(Proposal, Move, Score)>,
-    approved: Option<u64>,
-    proposals: u64,
+    pub(crate) proposal: Option<(Proposal, Move, Score)>,
+    pub(crate) approved: Option<u64>,
+    pub(crate) proposals: u64,
     /// The score of the last window that was long enough, and what follows from it.
-    belief: (Score, String),
-    experience: Experience,
-    /// What each pool lost in that window.
-    losses: Vec<f64>,
-    bounds: Bounds,
-    target: f64,
-    horizon: Duration,
-    limits: Limits,
-    state: State,
-    steps: Steps,
-    blocks: Blocks,
-    load: Option<(f64, Lengths)>,
+    pub(crate) belief: (Score, String),
+    pub(crate) experience: Experience,
+    /// What each pool lost in that window, and the lengths of its prompts.
+    pub(crate) losses: Vec<f64>,
+    pub(crate) lengths: Vec<Lengths>,
+    pub(crate) bounds: Bounds,
+    pub(crate) target: f64,
+    pub(crate) horizon: Duration,
+    pub(crate) limits: Limits,
+    pub(crate) state: State,
+    pub(crate) steps: Steps,
+    pub(crate) blocks: Blocks,
+    pub(crate) load: Option<(f64, Lengths)>,
     /// Since when the load is as it is.
-    load_since: Duration,
+    pub(crate) load_since: Duration,
     /// Since when objectives are missed although a change was tried.
-    stuck_since: Option<Duration>,
-    in_rotation: Option<Vec<usize>>,
-    latest: Duration,
-    events: Vec<Event>,
+    pub(crate) stuck_since: Option<Duration>,
+    pub(crate) in_rotation: Option<Vec<usize>>,
+    pub(crate) latest: Duration,
+    pub(crate) events: Vec<Event>,
 }
 
 impl Controller {
@@ -129,6 +130,7 @@ impl Controller {
     pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
         Self {
             losses: vec![0.0; names.len()],
+            lengths: vec![Lengths::default(); names.len()],
             names,
             acting,
             proposal: None,
@@ -152,39 +154,19 @@ impl Controller {
         }
     }
 
-    /// The names of its pools.
-    pub fn names(&self) -> &[String] {
-        &self.names
-    }
-
-    /// The same, the pool that lost most in the last window first.
-    pub fn names_by_loss(&self) -> Vec<String> {
-        let mut by_loss: Vec<_> = self.names.iter().zip(&self.losses).collect();
-        by_loss.sort_by(|one, other| other.1.total_cmp(one.1));
-        by_loss.into_iter().map(|(name, _)| name.clone()).collect()
-    }
-
-    /// How long after its arrival a request counts.
-    pub fn horizon(&self) -> Duration {
-        self.horizon
-    }
-
-    /// The share of requests that shall meet their objectives.
-    pub fn target(&self) -> f64 {
-        self.target
-    }
-
-    /// The limits that shall be in force.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
     /// The limits without the change that is being tried.
     pub fn kept_limits(&self) -> &Limits {
         match &self.state {
             State::Measuring(trial) | State::Settling(_, _, Some(trial)) => &trial.before,
             _ => &self.limits,
         }
+    }
+
+    /// Its engines have changed, and these limits of the pool at this position are a part of that.
+    pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
+        self.limits.0[pool] = limits;
+        self.state = State::Settling(now, now + SETTLE.0, None);
+        Action::Begin
     }
 
     /// Puts limits in force that an earlier controller of the same pools kept.
@@ -215,68 +197,11 @@ impl Controller {
         known
     }
 
-    /// The score of the last window that was long enough, and what the controller makes of it.
-    pub fn belief(&self) -> (&Score, &str) {
-        (&self.belief.0, &self.belief.1)
-    }
-
-    /// What the requests of that window experienced.
-    pub fn experience(&self) -> &Experience {
-        &self.experience
-    }
-
-    /// What it is doing now.
-    pub fn doing(&self) -> String {
-        match &self.state {
-            State::Watching => "watching".to_owned(),
-            State::Settling(_, _, None) => "waiting until what changed last has no effect any more".to_owned(),
-            State::Settling(_, _, Some(trial)) => {
-                format!("tries {}: waiting for its effect", self.show(&trial.step, &trial.before))
-            }
-            State::Measuring(trial) => format!("tries {}: measuring", self.show(&trial.step, &trial.before)),
-        }
-    }
-
-    /// The changes that did not help, and for how many more seconds they are not tried again.
-    pub fn blocked(&self) -> Vec<(String, bool, f64)> {
-        let shown = |(direction, left): (Direction, Duration)| (self.key(direction), direction.up, left.as_secs_f64());
-        self.blocks.closed(self.latest).map(shown).collect()
-    }
-
-    fn key(&self, Direction { pool, knob, .. }: Direction) -> String {
-        format!("pool.{}.{}", self.names[pool], knob.key())
-    }
-
-    fn show(&self, step: &Move, before: &Limits) -> String {
-        let Direction { pool, knob, .. } = step.direction;
-        format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
-    }
-
-    /// Since when objectives are missed although a change of limits was tried, or although none is left.
-    pub fn stuck_since(&self) -> Option<Duration> {
-        self.stuck_since
-    }
-
-    /// Since when the load is as it is.
-    pub fn load_since(&self) -> Duration {
-        self.load_since
-    }
-
     /// Engines have changed: what did not help may help now.
     pub fn forget_failures(&mut self) {
         self.blocks.clear();
         self.steps.reset();
         self.stuck_since = None;
-    }
-
-    /// What it did since the last call.
-    pub fn take_events(&mut self) -> Vec<Event> {
-        std::mem::take(&mut self.events)
-    }
-
-    /// Whether it is trying a change.
-    pub fn is_trying(&self) -> bool {
-        matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)))
     }
 
     /// Decides what to do at `now`, about once a second. `window`: what was observed since the last action other than
@@ -335,6 +260,7 @@ impl Controller {
         self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
         self.experience = Experience { misses: !is_met, lost: window.lost() };
         self.losses = window.pools.iter().map(|pool| pool.causes.iter().sum()).collect();
+        self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
         // An operator may be reading a proposal.
         let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
         if is_met {

@@ -12,7 +12,7 @@ use crate::engine_tuner::{
 };
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
-use crate::forecast::{Answer, Question};
+use crate::forecast::{Answer, Candidate, Question};
 use crate::pooled::Subject;
 use crate::proof::Load;
 
@@ -23,9 +23,9 @@ const GROSS_LOSS: f64 = 0.5;
 const SHOWN: f64 = 1.0 / 3.0;
 
 struct Best {
-    flag: EngineFlag,
-    to: f64,
+    candidate: Candidate,
     certain: f64,
+    /// By how much engines with the change shall lose less than those without it, under the same limits.
     forecast: Option<f64>,
     why: String,
 }
@@ -90,14 +90,18 @@ impl EngineTuner {
         let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
         let (limits, load_since) = (need.limits.clone(), need.load_since);
         self.pooled.begin(Subject { pool: pool.to_owned(), flags: flags.clone(), absent, limits, load_since });
+        let beside = need.pools.iter().position(|own| own == pool).and_then(|at| need.beside.get(at));
+        let limits_of_pool = std::iter::once(None).chain(beside.into_iter().flatten().copied().map(Some));
         let mut candidates = Vec::new();
         for flag in self.rules.flags.iter().copied() {
             let Some(value) = flags.get(&flag).copied() else { continue };
             let open = |to: &f64| {
                 let too_many = flag == EngineFlag::MaxNumSeqs && is_full && *to > value;
-                !too_many && !self.is_closed(pool, flag, *to, look.now) && !self.pooled.is_beaten((flag, *to))
+                !too_many && !self.is_closed(pool, flag, *to, look.now)
             };
-            candidates.extend(flag.near_used(value, need.running_peak).into_iter().filter(open).map(|to| (flag, to)));
+            let near = flag.near_used(value, need.running_peak).into_iter().filter(open);
+            let with = |to| limits_of_pool.clone().map(move |limits| Candidate { flag, to, limits });
+            candidates.extend(near.flat_map(with).filter(|candidate| !self.pooled.is_beaten(*candidate)));
         }
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());
@@ -131,7 +135,8 @@ impl EngineTuner {
             self.proposal = None;
             return;
         };
-        let Best { flag, to, certain, forecast, why } = best;
+        let Best { candidate, certain, forecast, why } = best;
+        let Candidate { flag, to, limits: with } = candidate;
         let loss = answer.now.filter(|_| forecast.is_some()).map_or(need.score.loss, |now| now.loss);
         let from = question.flags[&flag];
         let names = |engine: &&EngineState| engine.pool == question.pool;
@@ -144,7 +149,7 @@ impl EngineTuner {
         let count = backends.len() as f64;
         let dwell = lasted.clamp(DWELL.0, DWELL.1);
         let absence = answer.absence.unwrap_or(1.0 / count);
-        let changed = self.pooled.absence_with((flag, to)).unwrap_or(absence);
+        let changed = self.pooled.absence_with(candidate).unwrap_or(absence);
         let cost = cost(question.absent, count, absence, changed);
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
@@ -168,6 +173,8 @@ impl EngineTuner {
             flag,
             from,
             to,
+            limits: with,
+            loss_before: need.score.loss,
             forecast,
             // What waiting costs is part of the forecast; without one, requests must be so late that it hardly matters.
             crowded: forecast.is_some() || need.score.loss >= GROSS_LOSS,
@@ -191,27 +198,37 @@ impl EngineTuner {
             let mut fits: Vec<f64> = question
                 .candidates
                 .iter()
-                .filter(|(other, to)| other == flag && (*to > value || (*to == 0.0 && value > 0.0)) == *up)
-                .map(|(_, to)| *to)
+                .filter(|one| one.flag == *flag && one.limits.is_none())
+                .map(|one| one.to)
+                .filter(|to| (*to > value || (*to == 0.0 && value > 0.0)) == *up)
                 .collect();
             fits.sort_by(|one, other| (one - value).abs().total_cmp(&(other - value).abs()));
             let certain = ASSUMED * need.score.loss;
             let why = format!("{}; {why}", unexplained.as_deref().unwrap_or("not simulated"));
-            return Some(Best { flag: *flag, to: *fits.first()?, certain, forecast: None, why });
+            let candidate = Candidate { flag: *flag, to: *fits.first()?, limits: None };
+            return Some(Best { candidate, certain, forecast: None, why });
         };
-        let each = question.candidates.iter().zip(&answer.candidates).filter_map(|((flag, to), forecast)| {
-            let forecast = (*forecast)?;
-            let gain = now.loss - forecast.loss;
-            let why = format!(
-                "simulated: loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %",
-                forecast.loss,
-                now.loss,
-                100.0 * forecast.attainment,
-                100.0 * now.attainment
-            );
-            let certain = self.trust.certain(gain, forecast.error);
-            Some(Best { flag: *flag, to: *to, certain, forecast: Some(gain), why })
-        });
+        let limits = need.pools.iter().position(|pool| *pool == question.pool).and_then(|at| need.in_force.get(at));
+        let each =
+            question.candidates.iter().zip(&answer.candidates).enumerate().filter_map(|(at, (one, forecast))| {
+                let forecast = (*forecast)?;
+                let gain = now.loss - forecast.loss;
+                let unchanged = answer.unchanged.get(at).copied().flatten().filter(|_| one.limits.is_some());
+                let with = match one.limits.zip(limits) {
+                    Some((limits, now)) => format!(" with {}", limits.differences(now)),
+                    None => String::new(),
+                };
+                let why = format!(
+                    "simulated{with}: loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %",
+                    forecast.loss,
+                    now.loss,
+                    100.0 * forecast.attainment,
+                    100.0 * now.attainment
+                );
+                let certain = self.trust.certain(gain, forecast.error);
+                let measured = unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
+                Some(Best { candidate: *one, certain, forecast: Some(measured), why })
+            });
         each.filter(|best| best.certain > 0.0).max_by(|one, other| one.certain.total_cmp(&other.certain))
     }
 

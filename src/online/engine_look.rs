@@ -9,7 +9,7 @@ use crate::arms::Arms;
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::Question;
-use crate::limits::Limits;
+use crate::limits::{Limits, PoolLimits};
 use crate::proof::Load;
 use crate::window::Score;
 
@@ -62,6 +62,10 @@ pub struct Need {
     pub load_since: Duration,
     /// Their limits now.
     pub limits: Limits,
+    /// Those of each of `pools`.
+    pub in_force: Vec<PoolLimits>,
+    /// For each of `pools`, other limits under which a change of flags may help.
+    pub beside: Vec<Vec<PoolLimits>>,
     /// The most sequences that ran at once on one of their engines; 0: not known.
     pub running_peak: f64,
     /// The last score.
@@ -111,8 +115,8 @@ pub enum Order {
         /// Even if the other engines have no room for its requests: then they wait.
         crowded: bool,
     },
-    /// [`EngineTuner::change`] has another experiment, or none.
-    Experiment,
+    /// [`EngineTuner::change`] wants another experiment or other limits, or none any more.
+    Configure,
 }
 
 /// What came of a restart.

@@ -24,6 +24,7 @@ use crate::engine_look::{EngineRules, EngineState, Look, Order, Restarted};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::flags::EngineFlag;
 use crate::forecast::{Question, Trust};
+use crate::limits::PoolLimits;
 use crate::pooled::Pooled;
 use crate::proof::Proof;
 use crate::report::{EngineTuningReport, ProposalReport};
@@ -154,6 +155,8 @@ pub struct EngineTuner {
     pub(crate) copied: u32,
     /// When it looked last.
     looked: Option<Duration>,
+    /// A pool, and limits that have become its own with a change that was promoted.
+    pub(crate) adopted: Option<(String, PoolLimits)>,
     pub(crate) belief: String,
     pub(crate) events: Vec<Event>,
 }
@@ -183,6 +186,7 @@ impl EngineTuner {
             held_up: None,
             copied: 0,
             looked: None,
+            adopted: None,
             belief: "nothing was observed yet".to_owned(),
             events: Vec::new(),
         }
@@ -366,7 +370,8 @@ impl EngineTuner {
     }
 
     pub(crate) fn propose(&mut self, now: Duration, change: EngineChange) {
-        let is_known = |(_, known): &(Proposal, EngineChange)| (known.flag, known.to) == (change.flag, change.to);
+        let what = |change: &EngineChange| (change.flag, change.to, change.limits);
+        let is_known = |(_, known): &(Proposal, EngineChange)| what(known) == what(&change);
         if self.proposal.as_ref().is_some_and(is_known) {
             return;
         }
@@ -457,7 +462,7 @@ impl EngineTuner {
                 } else {
                     if change.stage == Stage::Canary {
                         change.stage = Stage::Copies;
-                        orders.push(Order::Experiment);
+                        orders.push(Order::Configure);
                     }
                     self.state = State::Measuring { since: now, absent: None };
                 }

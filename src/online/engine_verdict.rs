@@ -116,7 +116,7 @@ impl EngineTuner {
             );
             self.note(look.now, EventKind::Compared, shown);
             self.state = State::Measuring { since: look.now, absent: None };
-            orders.push(Order::Experiment);
+            orders.push(Order::Configure);
         }
     }
 
@@ -157,7 +157,7 @@ impl EngineTuner {
             change.stage = Stage::Copies;
         }
         self.state = State::Measuring { since: look.now, absent: None };
-        orders.push(Order::Experiment);
+        orders.push(Order::Configure);
     }
 
     fn recover(&mut self, look: &Look<'_>, change: &EngineChange, since: Duration, orders: &mut Vec<Order>) {
@@ -170,7 +170,7 @@ impl EngineTuner {
                 change.stage = Stage::Compared;
             }
             self.state = State::Measuring { since: look.now + SETTLE, absent: None };
-            orders.push(Order::Experiment);
+            orders.push(Order::Configure);
         } else if look.now >= since + RECOVERY {
             self.give_up(look.now, "requests still wait long with it", orders);
         }
@@ -215,13 +215,18 @@ impl EngineTuner {
         self.belief = format!("so far: {shown}");
         if found.change.low > 0.0 {
             self.fail(look.now, &shown, Some(&found), orders);
+        } else if found.change.high < -margin && !change.improves(found.control + found.change.value) {
+            if look.now >= since + COMPARED.0 {
+                let why = format!("with its limits not better than before ({:.3}): {shown}", change.loss_before);
+                self.give_up(look.now, &why, orders);
+            }
         } else if found.change.high < -margin {
             self.realised(change, &found, "promoted");
             self.note(look.now, EventKind::Promoted, shown);
             if let Some(change) = &mut self.change {
                 change.stage = Stage::Promotion;
             }
-            orders.push(Order::Experiment);
+            orders.push(Order::Configure);
             self.restart_next(look.now);
         } else if is_late || (found.batches >= BATCHES && found.change.low > -margin) {
             self.realised(change, &found, "rolled_back");
@@ -265,7 +270,7 @@ impl EngineTuner {
         if let Some(change) = &mut self.change {
             change.stage = Stage::Return;
         }
-        orders.push(Order::Experiment);
+        orders.push(Order::Configure);
         self.restart_next(now);
     }
 
@@ -306,7 +311,8 @@ impl EngineTuner {
         self.spent += self.spent_by_change(look);
         self.note(look.now, EventKind::Kept, "all engines of the pool have it".to_owned());
         self.failures = 0;
-        self.change = None;
+        let change = self.change.take();
+        self.adopted = change.and_then(|change| Some((change.pool, change.limits?)));
         self.state = State::Watching(look.now + REST);
     }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{EngineFlag, Flags};
+use crate::limits::PoolLimits;
 use crate::recent::RecentRequest;
 
 /// Standard deviation of realised over forecast gains. The simulator's latencies on machines it was not fitted to are off by up to
@@ -23,6 +24,17 @@ pub(crate) const BOUND: f64 = 2.0;
 /// The most changes that are remembered.
 const REMEMBERED: usize = 100;
 
+/// A change that may help.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The flag that changes.
+    pub flag: EngineFlag,
+    /// Its value.
+    pub to: f64,
+    /// Limits of the pool that change with it; `None`: those in force stay.
+    pub limits: Option<PoolLimits>,
+}
+
 /// What shall be simulated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
@@ -31,7 +43,7 @@ pub struct Question {
     /// Their flags now.
     pub flags: Flags,
     /// The changes.
-    pub candidates: Vec<(EngineFlag, f64)>,
+    pub candidates: Vec<Candidate>,
     /// How long an engine would be gone.
     pub absent: Duration,
     /// The requests.
@@ -60,6 +72,8 @@ pub struct Answer {
     pub absence_with: Option<(usize, f64)>,
     /// With each candidate, in their order; `None`: vLLM would refuse it.
     pub candidates: Vec<Option<Forecast>>,
+    /// With the flags in force and the limits of each candidate, in their order; `None` where these stay.
+    pub unchanged: Vec<Option<Forecast>>,
     /// The time in which the requests arrived.
     pub span: Duration,
 }

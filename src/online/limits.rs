@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use sluice_core::base::Tokens;
-use sluice_gateway::config::{Config, LongPrefix};
+use sluice_gateway::config::{Config, LongPrefix, Pool};
 
 /// The fewest and the most of each limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,6 +86,22 @@ impl PoolLimits {
         self.long.filter(|(_, permits)| *permits > 0)
     }
 
+    /// Puts them into the configuration of a pool.
+    pub fn put(&self, pool: &mut Pool) {
+        pool.slots = self.slots;
+        pool.prefill_tokens = self.prefill_tokens.map(Tokens);
+        pool.long_prefix = self.long.map(|(threshold, slots)| LongPrefix { threshold: Tokens(threshold), slots });
+        pool.prompt_tokens.min = Tokens(self.range.0);
+        pool.prompt_tokens.max = self.range.1.map(Tokens);
+    }
+
+    /// Where they differ from others, for a message: `slots 64 (now 16), prefill_tokens none (now 8192)`.
+    pub fn differences(&self, now: &Self) -> String {
+        let differs = |knob: &Knob| self.show(*knob) != now.show(*knob);
+        let show = |knob: Knob| format!("{} {} (now {})", knob.key(), self.show(knob), now.show(knob));
+        Knob::ALL.into_iter().filter(differs).map(show).collect::<Vec<_>>().join(", ")
+    }
+
     /// Its value of a knob, for a message.
     pub fn show(&self, knob: Knob) -> String {
         let tokens = |tokens: Option<u64>| tokens.map_or_else(|| "none".to_owned(), |count| Tokens(count).to_string());
@@ -106,7 +122,7 @@ pub struct Limits(pub Vec<PoolLimits>);
 impl Limits {
     /// Those of a configuration.
     pub fn of(config: &Config) -> Self {
-        let pool = |pool: &sluice_gateway::config::Pool| PoolLimits {
+        let pool = |pool: &Pool| PoolLimits {
             slots: pool.slots,
             prefill_tokens: pool.prefill_tokens.map(|tokens| tokens.0),
             long: pool.long_prefix.map(|long| (long.threshold.0, long.slots)),
@@ -117,13 +133,7 @@ impl Limits {
 
     /// Puts them into a configuration with the same pools.
     pub fn put(&self, config: &mut Config) {
-        for (pool, limits) in config.pools.iter_mut().zip(&self.0) {
-            pool.slots = limits.slots;
-            pool.prefill_tokens = limits.prefill_tokens.map(Tokens);
-            pool.long_prefix = limits.long.map(|(threshold, slots)| LongPrefix { threshold: Tokens(threshold), slots });
-            pool.prompt_tokens.min = Tokens(limits.range.0);
-            pool.prompt_tokens.max = limits.range.1.map(Tokens);
-        }
+        config.pools.iter_mut().zip(&self.0).for_each(|(pool, limits)| limits.put(pool));
     }
 
     /// The same with the boundary at the upper end of `pool` elsewhere: that of every pool that ends or begins there. `None`

@@ -42,6 +42,26 @@ const CONTEXT_SHARE: f64 = 0.5;
 /// A pool gives work to the next one if that loses at most this share of its own loss per request.
 const LESS: f64 = 0.5;
 
+/// Limits under which a change of flags may help although it does not under those in force, which were found with other flags:
+/// those of the configuration, and the same with one permit for long prompts. The range of lengths stays.
+pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &Bounds) -> Vec<PoolLimits> {
+    let file = PoolLimits { range: now.range, ..*configured };
+    let long = match file.long {
+        Some((threshold, permits)) => Some((threshold, permits.min(bounds.permits.0))),
+        None => long_prompts(lengths, bounds).map(|threshold| (threshold, bounds.permits.0)),
+    };
+    let mut found = vec![file, PoolLimits { long, ..file }];
+    found.dedup();
+    found.retain(|limits| limits != now);
+    found
+}
+
+/// The threshold above which there are the prompts with most of the tokens, if they are not most of the prompts.
+fn long_prompts(lengths: &Lengths, bounds: &Bounds) -> Option<u64> {
+    let found = lengths.next_below(u64::MAX, BOUNDARY_SHARE).filter(|found| *found >= bounds.threshold.0)?;
+    (lengths.share_above(found) <= LONG_SHARE).then_some(found)
+}
+
 /// A limit and the direction in which it moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Direction {
@@ -294,7 +314,7 @@ impl Proposer<'_> {
         }
         let (found, permits) = match own.long {
             Some((threshold, permits)) => (lengths.next_below(threshold, LENGTHS_SHARE), permits),
-            None => (lengths.next_below(u64::MAX, BOUNDARY_SHARE), self.bounds.permits.0),
+            None => (long_prompts(lengths, self.bounds), self.bounds.permits.0),
         };
         let Some(threshold) = found.filter(|found| *found >= self.bounds.threshold.0) else { return };
         if lengths.share_above(threshold) <= LONG_SHARE {

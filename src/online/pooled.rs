@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::flags::{EngineFlag, Flags};
-use crate::forecast::{Answer, BOUND, Forecast, Question};
+use crate::flags::Flags;
+use crate::forecast::{Answer, BOUND, Candidate, Forecast, Question};
 use crate::limits::Limits;
 
 /// Simulations that are pooled at most.
@@ -62,6 +62,8 @@ struct Change {
     attainment: Sample,
     /// What the absence of an engine costs if the others have the change.
     absence: Sample,
+    /// By how much the limits that go with it lower the loss without it.
+    unchanged: Sample,
 }
 
 impl Change {
@@ -85,7 +87,7 @@ pub(crate) struct Pooled {
     now: Sample,
     attainment: Sample,
     absence: Sample,
-    changes: Vec<((EngineFlag, f64), Change)>,
+    changes: Vec<(Candidate, Change)>,
 }
 
 impl Pooled {
@@ -103,7 +105,7 @@ impl Pooled {
         self.now.add(now.loss);
         self.attainment.add(now.attainment);
         answer.absence.filter(|absence| absence.is_finite()).into_iter().for_each(|absence| self.absence.add(absence));
-        let mut candidates = Vec::new();
+        let (mut candidates, mut unchanged_by) = (Vec::new(), Vec::new());
         for (at, (candidate, forecast)) in question.candidates.iter().zip(&answer.candidates).enumerate() {
             let forecast = forecast.filter(is_known);
             candidates.push(forecast.map(|forecast| {
@@ -113,8 +115,12 @@ impl Pooled {
                 change.attainment.add(forecast.attainment - now.attainment);
                 let absence = answer.absence_with.filter(|(of, absence)| *of == at && absence.is_finite());
                 absence.into_iter().for_each(|(_, absence)| change.absence.add(absence));
+                let unchanged = answer.unchanged.get(at).copied().flatten().filter(is_known);
+                unchanged.into_iter().for_each(|forecast| change.unchanged.add(now.loss - forecast.loss));
+                unchanged_by.push(change.unchanged.mean());
                 (change.gains.mean().unwrap_or_default(), change.error(), change.attainment.mean().unwrap_or_default())
             }));
+            unchanged_by.resize(at + 1, None);
         }
         let (loss, attainment) = (self.now.mean().unwrap_or_default(), self.attainment.mean().unwrap_or_default());
         let forecast = |(gain, error, more)| Forecast { loss: loss - gain, error, attainment: attainment + more };
@@ -122,11 +128,12 @@ impl Pooled {
             now: Some(Forecast { loss, attainment, ..now }),
             absence: self.absence.mean().or(answer.absence),
             candidates: candidates.into_iter().map(|candidate| candidate.map(forecast)).collect(),
+            unchanged: unchanged_by.into_iter().map(|by| by.map(|gain| forecast((gain, 0.0, 0.0)))).collect(),
             ..answer.clone()
         }
     }
 
-    fn change(&mut self, candidate: (EngineFlag, f64)) -> &mut Change {
+    fn change(&mut self, candidate: Candidate) -> &mut Change {
         let at = self.changes.iter().position(|(known, _)| *known == candidate).unwrap_or_else(|| {
             self.changes.push((candidate, Change::default()));
             self.changes.len() - 1
@@ -135,12 +142,12 @@ impl Pooled {
     }
 
     /// What the absence of an engine costs if the others have this change; `None`: not simulated.
-    pub(crate) fn absence_with(&self, candidate: (EngineFlag, f64)) -> Option<f64> {
+    pub(crate) fn absence_with(&self, candidate: Candidate) -> Option<f64> {
         self.changes.iter().find(|(known, _)| *known == candidate)?.1.absence.mean()
     }
 
     /// Whether another change is so much better that this one need not be simulated again.
-    pub(crate) fn is_beaten(&self, candidate: (EngineFlag, f64)) -> bool {
+    pub(crate) fn is_beaten(&self, candidate: Candidate) -> bool {
         let own = self.changes.iter().find(|(known, change)| *known == candidate && change.gains.0.len() >= ROUNDS_MIN);
         let best = self.changes.iter().filter_map(|(_, change)| Some(change.range()?.0)).fold(0.0, f64::max);
         own.and_then(|(_, change)| change.range()).is_some_and(|(_, most)| most < best)
@@ -151,7 +158,13 @@ impl Pooled {
 mod tests {
     use super::*;
 
+    use crate::flags::EngineFlag;
+
     const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
+
+    fn to(to: f64) -> Candidate {
+        Candidate { flag: FLAG, to, limits: None }
+    }
 
     fn subject(seconds: u64) -> Subject {
         Subject {
@@ -167,7 +180,7 @@ mod tests {
         Question {
             pool: "all".to_owned(),
             flags: Flags::from([(FLAG, 8.0)]),
-            candidates: candidates.iter().map(|to| (FLAG, *to)).collect(),
+            candidates: candidates.iter().copied().map(to).collect(),
             absent: Duration::from_secs(150),
             requests: Vec::new(),
         }
@@ -213,10 +226,10 @@ mod tests {
         let mut pooled = Pooled::default();
         pooled.begin(subject(0));
         for round in 0..ROUNDS_MIN {
-            assert!(!pooled.is_beaten((FLAG, 4.0)), "{round}");
+            assert!(!pooled.is_beaten(to(4.0)), "{round}");
             pooled.add(&question(&[4.0, 16.0, 32.0]), &answer(&[0.6, 0.1, 0.12], 0.02));
         }
-        assert_eq!([4.0, 16.0, 32.0, 64.0].map(|to| pooled.is_beaten((FLAG, to))), [true, false, false, false]);
+        assert_eq!([4.0, 16.0, 32.0, 64.0].map(|value| pooled.is_beaten(to(value))), [true, false, false, false]);
     }
 
     #[test]

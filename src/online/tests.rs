@@ -464,3 +464,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn beside_the_limits_found_are_those_of_the_file_and_one_permit_for_long_prompts() {
+    let mut lengths = crate::lengths::Lengths::default();
+    (0..15).for_each(|_| lengths.add(200));
+    lengths.add(16_000);
+    let beside = |now: PoolLimits, file: PoolLimits| crate::moves::beside(&now, &file, &lengths, &Bounds::default());
+    let file = PoolLimits { slots: 256, prefill_tokens: None, long: None, range: (0, None) };
+    let [same, one] = beside(PoolLimits { prefill_tokens: Some(12_000), ..file }, file)[..] else { panic!("two") };
+    assert_eq!((same, one.prefill_tokens), (file, None));
+    let (threshold, permits) = one.long.unwrap();
+    assert!((200..16_000).contains(&threshold) && permits == 1, "{threshold}");
+    assert_eq!(beside(file, file), [one], "the limits in force are simulated anyway");
+    let four = PoolLimits { long: Some((5_000, 4)), ..file };
+    assert_eq!(beside(four, four), [PoolLimits { long: Some((5_000, 1)), ..file }]);
+    let none = PoolLimits { long: Some((5_000, 0)), ..file };
+    assert_eq!(beside(none, none), [], "an operator keeps long prompts away");
+    // A boundary that was moved is not taken back: the pools beside depend on it.
+    let moved = PoolLimits { range: (0, Some(3_000)), ..file };
+    assert!(beside(moved, PoolLimits { range: (0, Some(5_000)), ..file }).iter().all(|one| one.range == moved.range));
+}

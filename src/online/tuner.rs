@@ -209,7 +209,7 @@ impl Tuner {
 
     /// Lets the observer follow an experiment that begins, and completes questions.
     fn engines_ordered(&mut self, orders: &[Order], observer: &Observer, now: Duration) {
-        if !orders.contains(&Order::Experiment) {
+        if !orders.contains(&Order::Configure) {
             return;
         }
         let from = match self.engines.change().map(|change| change.stage) {
@@ -228,6 +228,7 @@ impl Tuner {
         now: Duration,
     ) -> Vec<Order> {
         self.engines_ordered(&orders, observer, now);
+        self.adopt(observer, now);
         for order in &mut orders {
             if let Order::Simulate(question) = order {
                 question.requests = observer.recent();
@@ -275,8 +276,13 @@ impl Tuner {
     fn needs(&self) -> Vec<Need> {
         let need = |group: &Group| {
             let (controller, (score, _), facts) = (&group.controller, group.controller.belief(), self.facts(group));
+            let pools = controller.names_by_loss();
+            let places = || pools.iter().filter_map(|name| controller.place_of(name));
+            let configured = |at: usize| &self.configured.0[group.pools[at]];
             Need {
-                pools: controller.names_by_loss(),
+                in_force: places().map(|at| controller.limits().0[at]).collect(),
+                beside: places().map(|at| controller.limits_beside(at, configured(at))).collect(),
+                pools,
                 since: controller.stuck_since(),
                 busy: controller.is_trying(),
                 load_since: controller.load_since(),
@@ -305,7 +311,23 @@ impl Tuner {
 
     /// The limits that shall be in force.
     pub fn limits(&self) -> Limits {
-        self.gathered(Controller::limits)
+        let mut all = self.gathered(Controller::limits);
+        let change = self.engines.change().and_then(|change| Some((change, change.limits_in_force()?)));
+        if let Some((change, limits)) = change {
+            let place = |group: &Group| Some(group.pools[group.controller.place_of(&change.pool)?]);
+            self.groups.iter().filter_map(place).for_each(|at| all.0[at] = limits);
+        }
+        all
+    }
+
+    /// Limits that a change of engines has brought are those of its pool from now on.
+    fn adopt(&mut self, observer: &Observer, now: Duration) {
+        let Some((pool, limits)) = self.engines.adopted.take() else { return };
+        for Group { pools, controller, .. } in &mut self.groups {
+            if let Some(at) = controller.place_of(&pool) {
+                carry_out(&controller.adopt(at, limits, now), pools, observer, now);
+            }
+        }
     }
 
     fn gathered(&self, of: impl Fn(&Controller) -> &Limits) -> Limits {
@@ -392,8 +414,9 @@ impl Tuner {
             "there are no objectives to tune by: set ttft, tpot or e2el in [slo]"
         };
         let mut limits = Vec::new();
-        for (at, own) in pools.iter().zip(controller.limits().0.iter().enumerate()) {
-            let (place, in_force) = own;
+        let all = self.limits();
+        for (place, at) in pools.iter().enumerate() {
+            let in_force = &all.0[*at];
             for knob in Knob::ALL {
                 let (configured, now) = (self.configured.0[*at].show(knob), in_force.show(knob));
                 if configured != now {

@@ -32,7 +32,7 @@ impl App {
         for order in orders {
             let app = Arc::clone(self);
             match order {
-                Order::Experiment => {}
+                Order::Configure => {}
                 Order::Restart { engine, flag, value, crowded } => {
                     tokio::spawn(async move {
                         let outcome = app.restart_for_tuner(&engine, (flag, value), crowded).await;
@@ -150,7 +150,7 @@ impl App {
                 let orders = tuner.restarted(outcome, &tuning.observer, tuning.started.elapsed());
                 (orders, tuner.take_events())
             };
-            app.follow(orders.contains(&Order::Experiment), events);
+            app.follow(orders.contains(&Order::Configure), events);
             app.tuning.save();
             orders
         });

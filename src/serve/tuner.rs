@@ -101,7 +101,7 @@ impl App {
             let orders = tuner.step_engines(&engines, waits, observer, now);
             let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
             self.admission.set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
-            (changed || orders.contains(&Order::Experiment), orders, tuner.take_events())
+            (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
         };
         // A restart is written down before it is begun.
         let begins = orders.iter().any(|order| matches!(order, Order::Restart { .. }));

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use crate::arms::Arms;
-use crate::change::Stage;
+use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
 use crate::engine_tuner::EngineTuner;
 use crate::event::{Acting, EventKind};
 use crate::flags::{EngineFlag, Flags};
-use crate::forecast::{Answer, Forecast, Question};
+use crate::forecast::{Answer, Candidate, Forecast, Question};
+use crate::limits::PoolLimits;
 use crate::proof::Load;
 use crate::window::Score;
 use sluice_core::base::Rng;
@@ -17,6 +18,9 @@ pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const FLAG: EngineFlag = EngineFlag::MaxNumSeqs;
 /// What every engine has at first.
 pub(super) const BEFORE: f64 = 8.0;
+/// The limits of the pool.
+pub(super) const LIMITS: PoolLimits =
+    PoolLimits { slots: 256, prefill_tokens: Some(4_000), long: Some((5_000, 2)), range: (0, None) };
 /// How long a restart takes.
 pub(super) const RESTART: Duration = Duration::from_secs(60);
 
@@ -57,6 +61,8 @@ pub(super) struct Deployment {
     pub(super) error: f64,
     /// The most sequences that ran at once.
     pub(super) running_peak: f64,
+    /// Limits with which alone a change of the flag helps, and how many more requests miss under them on engines without it.
+    pub(super) beside: Option<(PoolLimits, f64)>,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -109,6 +115,7 @@ impl Deployment {
             absence_with: None,
             error: 0.0,
             running_peak: 0.0,
+            beside: None,
         }
     }
 
@@ -149,6 +156,9 @@ impl Deployment {
         for _ in 0..rate {
             let engine = serving[self.rng.below(serving.len())];
             let (misses, fails) = (self.fares)(self.value(engine));
+            let limits = self.tuner.change().and_then(EngineChange::limits_in_force);
+            let is_harmed = limits.is_some() && self.value(engine) == BEFORE;
+            let misses = misses + self.beside.filter(|_| is_harmed).map_or(0.0, |(_, harm)| harm);
             let missed = self.rng.unit() < misses;
             let failed = self.rng.unit() < fails;
             let copied = self.stage() == Some(Stage::Copies) && (self.hangs || self.at_once == 0);
@@ -180,6 +190,8 @@ impl Deployment {
             target: 0.99,
             advice: self.advice.clone(),
             running_peak: self.running_peak,
+            in_force: vec![LIMITS],
+            beside: vec![self.beside.iter().map(|(limits, _)| *limits).collect()],
             ..Need::default()
         }
     }
@@ -198,6 +210,14 @@ impl Deployment {
             self.second();
         }
         panic!("{stage:?} is not reached: {:?}, {}", self.events, self.belief());
+    }
+
+    /// Until a change is at this stage, whatever is under way.
+    pub(super) fn run_until_begun(&mut self, stage: Stage) {
+        while self.stage() != Some(stage) {
+            assert!(self.now < 7_200 * SECOND, "{stage:?} is not reached: {:?}, {}", self.events, self.belief());
+            self.second();
+        }
     }
 
     pub(super) fn second(&mut self) {
@@ -228,12 +248,18 @@ impl Deployment {
         if let Some(question) = self.answer_due.take() {
             let of = |loss: f64| Forecast { loss, error: self.error, attainment: 1.0 - loss };
             let now = Some(of((self.forecast)(question.flags[&FLAG])));
-            let candidates = question.candidates.iter().map(|(_, to)| Some(of((self.forecast)(*to)))).collect();
-            let losses = || question.candidates.iter().map(|(_, to)| (self.forecast)(*to)).enumerate();
+            let helps = |one: &Candidate| self.beside.is_none() || one.limits.is_some();
+            let value = |one: &Candidate| if helps(one) { one.to } else { BEFORE };
+            let candidates = question.candidates.iter().map(|one| Some(of((self.forecast)(value(one))))).collect();
+            let harmed = |(_, harm)| Some(of((self.forecast)(BEFORE) + harm));
+            let unchanged = |one: &Candidate| one.limits.and(self.beside).and_then(harmed);
+            let unchanged = question.candidates.iter().map(unchanged).collect();
+            let losses = || question.candidates.iter().map(|one| (self.forecast)(one.to)).enumerate();
             let best = losses().max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
             let absence_with = best.zip(self.absence_with);
             let absence = Some(self.absence);
-            self.tuner.answered(&Answer { now, absence, absence_with, candidates, ..Answer::default() }, &look);
+            let answer = Answer { now, absence, absence_with, candidates, unchanged, ..Answer::default() };
+            self.tuner.answered(&answer, &look);
         }
         orders.extend(self.tuner.step(&look));
         let bound = |engine| self.tuner.bound(engine, &self.engines).map(|load| load.sequences);
@@ -242,7 +268,7 @@ impl Deployment {
         for order in orders {
             match order {
                 Order::Simulate(question) => self.answer_due = Some(question),
-                Order::Experiment => self.arms = Arms::new(self.now),
+                Order::Configure => self.arms = Arms::new(self.now),
                 Order::Restart { engine, value, .. } => {
                     let backend = engine.strip_prefix("all/").unwrap();
                     let index = self.engines.iter().position(|engine| engine.backend == backend).unwrap();

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod deployment;
+mod limits;
 
 use std::time::Duration;
 
@@ -177,7 +178,7 @@ fn a_clock_that_jumps_a_new_configuration_and_another_engine_that_leaves_end_a_c
         ("the gateway stood still for", |pool| pool.now += 2 * GAP),
         ("the configuration has changed", |pool| {
             let orders = pool.tuner.stand_back("the configuration has changed", pool.now);
-            assert_eq!(orders, [Order::Experiment]);
+            assert_eq!(orders, [Order::Configure]);
         }),
         ("left rotation, which was not changed", |pool| {
             let canary = pool.tuner.change().unwrap().canary().to_owned();

@@ -1,0 +1,106 @@
+//! What others see of a [`Controller`].
+
+use std::time::Duration;
+
+use crate::controller::{Controller, State};
+use crate::diagnosis::Experience;
+use crate::event::Event;
+use crate::limits::{Limits, PoolLimits};
+use crate::moves::{Direction, Move, beside};
+use crate::window::Score;
+
+impl Controller {
+    /// The names of its pools.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The position of the pool of this name.
+    pub(crate) fn place_of(&self, pool: &str) -> Option<usize> {
+        self.names.iter().position(|name| name == pool)
+    }
+
+    /// The same, the pool that lost most in the last window first.
+    pub fn names_by_loss(&self) -> Vec<String> {
+        let mut by_loss: Vec<_> = self.names.iter().zip(&self.losses).collect();
+        by_loss.sort_by(|one, other| other.1.total_cmp(one.1));
+        by_loss.into_iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// How long after its arrival a request counts.
+    pub fn horizon(&self) -> Duration {
+        self.horizon
+    }
+
+    /// The share of requests that shall meet their objectives.
+    pub fn target(&self) -> f64 {
+        self.target
+    }
+
+    /// The limits that shall be in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Limits of the pool at this position that may be better than those in force once its engines have other flags.
+    pub fn limits_beside(&self, pool: usize, configured: &PoolLimits) -> Vec<PoolLimits> {
+        beside(&self.limits.0[pool], configured, &self.lengths[pool], &self.bounds)
+    }
+
+    /// The score of the last window that was long enough, and what the controller makes of it.
+    pub fn belief(&self) -> (&Score, &str) {
+        (&self.belief.0, &self.belief.1)
+    }
+
+    /// What the requests of that window experienced.
+    pub fn experience(&self) -> &Experience {
+        &self.experience
+    }
+
+    /// What it is doing now.
+    pub fn doing(&self) -> String {
+        match &self.state {
+            State::Watching => "watching".to_owned(),
+            State::Settling(_, _, None) => "waiting until what changed last has no effect any more".to_owned(),
+            State::Settling(_, _, Some(trial)) => {
+                format!("tries {}: waiting for its effect", self.show(&trial.step, &trial.before))
+            }
+            State::Measuring(trial) => format!("tries {}: measuring", self.show(&trial.step, &trial.before)),
+        }
+    }
+
+    /// The changes that did not help, and for how many more seconds they are not tried again.
+    pub fn blocked(&self) -> Vec<(String, bool, f64)> {
+        let shown = |(direction, left): (Direction, Duration)| (self.key(direction), direction.up, left.as_secs_f64());
+        self.blocks.closed(self.latest).map(shown).collect()
+    }
+
+    pub(crate) fn key(&self, Direction { pool, knob, .. }: Direction) -> String {
+        format!("pool.{}.{}", self.names[pool], knob.key())
+    }
+
+    pub(crate) fn show(&self, step: &Move, before: &Limits) -> String {
+        let Direction { pool, knob, .. } = step.direction;
+        format!("{} = {} (was {})", self.key(step.direction), step.to.0[pool].show(knob), before.0[pool].show(knob))
+    }
+
+    /// Since when objectives are missed although a change of limits was tried, or although none is left.
+    pub fn stuck_since(&self) -> Option<Duration> {
+        self.stuck_since
+    }
+
+    /// Since when the load is as it is.
+    pub fn load_since(&self) -> Duration {
+        self.load_since
+    }
+
+    /// What it did since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether it is trying a change.
+    pub fn is_trying(&self) -> bool {
+        matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)))
+    }
+}

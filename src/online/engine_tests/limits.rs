@@ -1,0 +1,61 @@
+//! Changes that bring other limits of the pool with them.
+
+use super::deployment::{BEFORE, Deployment, LIMITS, helps};
+use crate::change::Stage;
+use crate::event::EventKind;
+use crate::limits::PoolLimits;
+
+const OTHER: PoolLimits = PoolLimits { prefill_tokens: None, long: Some((5_000, 1)), ..LIMITS };
+
+fn in_force(pool: &Deployment) -> Option<PoolLimits> {
+    pool.tuner.change().and_then(|change| change.limits_in_force())
+}
+
+#[test]
+fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
+    let mut pool = Deployment::new(2, helps);
+    pool.beside = Some((OTHER, 0.3));
+    for stage in [Stage::Canary, Stage::Copies] {
+        pool.run_until_begun(stage);
+        assert_eq!(in_force(&pool), None, "no request is served under them: {stage:?}");
+    }
+    for stage in [Stage::Recovery, Stage::Compared, Stage::Promotion] {
+        pool.run_until_begun(stage);
+        assert_eq!(in_force(&pool), Some(OTHER), "{stage:?}");
+    }
+    let limits = "long_prefix.slots 1 (now 2), prefill_tokens none (now 4k)";
+    assert!(pool.events[0].1.contains(limits), "{:?}", pool.events);
+    pool.run_until(None);
+    assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
+    assert_eq!(pool.tuner.adopted.take(), Some(("all".to_owned(), OTHER)));
+    // What the limits alone change is not a gain of the flag.
+    let change = &pool.tuner.report().changes[0];
+    assert!((change.forecast.unwrap() - 0.75).abs() < 1e-9 && (0.65..0.85).contains(&change.realised), "{change:?}");
+}
+
+#[test]
+fn engines_that_are_better_only_because_the_limits_harm_the_others_return() {
+    let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.5 } else { 0.6 }, 0.0));
+    pool.beside = Some((OTHER, 0.4));
+    pool.run_until(Some(Stage::Compared));
+    pool.run_until(None);
+    let (kind, why) = pool.events.last().unwrap();
+    assert_eq!(
+        (*kind, why.starts_with("with its limits not better than before (0.500): ")),
+        (EventKind::Undone, true),
+        "{why}"
+    );
+    assert_eq!((pool.values(), pool.tuner.adopted.take()), (vec![BEFORE; 2], None));
+}
+
+#[test]
+fn limits_end_when_the_change_is_taken_back() {
+    let mut pool = Deployment::new(2, helps);
+    pool.beside = Some((OTHER, 0.0));
+    pool.run_until(Some(Stage::Compared));
+    pool.stands_back = Some("another gateway leads");
+    pool.run(1);
+    assert_eq!((pool.stage(), in_force(&pool)), (Some(Stage::Return), None));
+    pool.run_until(None);
+    assert_eq!(pool.tuner.adopted.take(), None);
+}
