@@ -2,14 +2,16 @@
 //!
 //! It decides where nothing can be simulated, and it forbids more sequences where the memory is full.
 
-use crate::diagnosis::{Experience, Reading, diagnose};
+use crate::diagnosis::{Experience, OFTEN, Reading, diagnose};
 use crate::engines::EngineFacts;
 use crate::flags::EngineFlag;
 
 /// The flag, whether up, and why. `facts`: what the engines of the pools show, by `pool/backend`.
 pub fn advice(experience: &Experience, facts: &[(String, EngineFacts)]) -> Option<(EngineFlag, bool, String)> {
+    // A preemption now and then costs little.
+    let is_full = facts.iter().any(|(_, facts)| facts.kv_full >= OFTEN);
     let of = |reading: Reading| match reading {
-        Reading::Memory => Some((EngineFlag::MaxNumSeqs, false)),
+        Reading::Memory => is_full.then_some((EngineFlag::MaxNumSeqs, false)),
         Reading::Sequences => Some((EngineFlag::MaxNumSeqs, true)),
         Reading::Interference => Some((EngineFlag::LongPrefillTokenThreshold, false)),
         Reading::Prefill => Some((EngineFlag::MaxNumBatchedTokens, true)),
@@ -33,6 +35,7 @@ mod tests {
         assert_eq!(of(facts), Some((EngineFlag::MaxNumSeqs, true)));
         let full = EngineFacts { kv_full: 0.9, preemptions: 5.0, ..facts };
         assert_eq!(of(full), Some((EngineFlag::MaxNumSeqs, false)));
+        assert_eq!(of(EngineFacts { kv_full: 0.03, ..full }), None, "now and then");
         assert_eq!(of(EngineFacts { max_num_seqs: Some(64.0), ..facts }), None, "a limit of the gateway");
     }
 }

@@ -21,7 +21,7 @@ use sluice_core::vllm::metrics::SCHEDULER;
 /// Samples that a diagnosis needs of an engine.
 const SAMPLES: usize = 6;
 /// A share of samples at which something must be seen.
-const OFTEN: f64 = 0.3;
+pub(crate) const OFTEN: f64 = 0.3;
 /// Preemptions per minute that matter.
 const PREEMPTIONS: f64 = 1.0;
 /// Below this use, the KV cache has room.
