@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::{Amounts, Limit, Unit};
+use crate::keys::KeyClaim;
 
 /// The version that this program writes.
 pub const VERSION: u32 = 1;
@@ -58,6 +59,9 @@ pub struct Entry {
     pub keeps: bool,
     /// What it holds, by backend.
     pub backends: BTreeMap<String, Holding>,
+    /// What it wants of the limits of API keys, by their name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub keys: BTreeMap<String, KeyClaim>,
 }
 
 /// What one gateway holds of one backend.

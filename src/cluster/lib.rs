@@ -27,7 +27,7 @@
 //!   no more than its last share, and by what still runs for gateways whose share was given up unexplained: after ten leases of
 //!   silence, or because the engine does not say what it runs.
 //!
-//! One of the gateways may lead, by another object in the same store: [`election`].
+//! The limits of API keys are divided by simpler rules: [`keys`]. One of the gateways may lead, by another object in the same store: [`election`].
 //!
 //! Pure: no clock, no I/O, no randomness. Times are durations on the member's own monotonic clock.
 //! Bounds: [`GATEWAYS_MAX`] gateways in a ledger.
@@ -35,6 +35,7 @@
 pub mod amounts;
 pub mod ledger;
 pub mod division;
+pub mod keys;
 mod silence;
 pub mod usage;
 mod windows;
@@ -49,6 +50,7 @@ mod tests;
 
 pub use amounts::{Amounts, Limit, Unit};
 pub use election::{Candidate, NotARecord, Record};
+pub use keys::KeyClaim;
 pub use ledger::{EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, VERSION};
 pub use member::{Identity, Member, Plan, Rules};
 pub use notice::{Notice, Standing};

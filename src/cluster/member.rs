@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::amounts::{Amounts, Unit};
 use crate::census::Census;
+use crate::keys::KeyClaim;
 use crate::ledger::{BACKENDS_MAX, EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, is_gateway};
 use crate::line::Line;
 use crate::notice::{NOTICES_MAX, Notice, Standing, name};
@@ -95,6 +96,8 @@ pub struct Member {
     begun: String,
     writes: u64,
     behind: Option<Duration>,
+    /// What it wants of the limits of API keys.
+    keys: BTreeMap<String, KeyClaim>,
     leaving: bool,
     has_left: bool,
     /// It must not write this object.
@@ -119,6 +122,7 @@ impl Member {
             begun: String::new(),
             writes: 0,
             behind: None,
+            keys: BTreeMap::new(),
             leaving: false,
             has_left: false,
             barred: false,
@@ -136,6 +140,11 @@ impl Member {
     /// From now on it gives back what it does not use, and takes nothing.
     pub fn leave(&mut self) {
         self.leaving = true;
+    }
+
+    /// What it wants of the limits of API keys, from the next plan on.
+    pub fn set_keys(&mut self, keys: BTreeMap<String, KeyClaim>) {
+        self.keys = keys;
     }
 
     /// Whether it has given back everything and is no longer in the ledger.
@@ -326,7 +335,8 @@ impl Member {
         gone.for_each(|(_, own)| own.room = Amounts::default());
         let beat = self.beat + 1;
         let lease_ms = self.rules.lease.as_millis() as u64;
-        let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new() };
+        let keys = if self.leaving { BTreeMap::new() } else { self.keys.clone() };
+        let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys };
         let mut rooms = BTreeMap::new();
         for (backend, usage) in local {
             let known = old.as_ref().and_then(|old| old.backends.get(backend)).copied();

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::app::{App, Loaded, Source, StartError, load_counters};
-use super::cluster::{self, Cluster};
+use super::cluster::{self, Cluster, Divided};
 use super::leading::Deciders;
 use super::local::ModelList;
 use super::pods::Pods;
@@ -60,7 +60,9 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
     // Before there is a backend: none gets a request without a share.
     let id = seed();
-    let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, &admission, id, predecessor.is_some()));
+    let learned = LearnedState::default();
+    let divided = Divided { admission: &admission, keys: &learned.key_usage };
+    let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, divided, id, predecessor.is_some()));
     let reported = Arc::new(ReportedModels::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let leader = config.cluster.as_ref().and_then(|cluster| cluster::leader(cluster, fleet.lead(), id));
@@ -74,7 +76,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let layout = admission.apply(&specs::pools(&config), specs::health_rules(&config.health), now);
     let view = Arc::clone(&admission);
     let telemetry = Arc::new(Telemetry::new(&config, Box::new(move || view.view()))?);
-    let (learned, state) = (LearnedState::default(), config.fleet.state.clone());
+    let state = config.fleet.state.clone();
     experiments::restore(&learned.experiments, &state);
     learned.experiments.wait_for_models();
     let routing = RoutingTable::new(Arc::clone(&config), &layout, &[], &counters, &learned);

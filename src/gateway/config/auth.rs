@@ -39,7 +39,7 @@ table! {
 }
 
 table! {
-    /// What one key may use; 429 above it.
+    /// What one key may use; 429 above it. With [cluster]: at all gateways together.
     #[derive(Default)]
     pub struct KeyLimit {
         /// Requests at once, waiting ones included.

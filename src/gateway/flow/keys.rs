@@ -13,6 +13,8 @@
 //! on tokens, a request moves the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be
 //! used at once. The algorithm is exact and needs one timestamp per key and rate, and no timer.
 //!
+//! Where several gateways hold the limits together, each may use its part of them ([`key_share`](super::key_share)).
+//!
 //! Bounds: the side table holds at most `MAX_KEYS` digests, those of the configuration.
 
 use std::collections::HashMap;
@@ -26,6 +28,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
+use super::key_share::{KeyAmounts, KeyShare, KeyUnit, KeyUse, limits_of};
 use crate::config::{Auth, Key};
 use crate::pool::Need;
 use sluice_core::base::ModelId;
@@ -50,6 +53,9 @@ struct KeyCounters {
     due: Mutex<Option<Instant>>,
     /// When the next token is due, if the key has a rate of them.
     tokens_due: Mutex<Option<Instant>>,
+    /// Its name and limits in the configuration.
+    configured: Mutex<(Arc<str>, [Option<u64>; 5])>,
+    share: KeyShare,
 }
 
 /// The usage of every key, across reloads.
@@ -104,6 +110,36 @@ pub struct InFlight {
     tokens: u64,
 }
 
+impl KeyUsage {
+    /// What each key with a limit would use, since the last call `elapsed` ago.
+    pub fn uses(&self, elapsed: Duration) -> Vec<KeyUse> {
+        let mut uses = Vec::new();
+        for counters in &self.0 {
+            let (name, limits) = counters.configured.lock().clone();
+            if limits.iter().all(Option::is_none) {
+                continue;
+            }
+            let used = [
+                counters.in_flight.load(Ordering::Relaxed).into(),
+                counters.sequences.load(Ordering::Relaxed),
+                counters.tokens.load(Ordering::Relaxed),
+            ];
+            let (wanted, largest) = counters.share.take(elapsed, used);
+            let used = [used[0], used[1], used[2], 0, 0];
+            uses.push(KeyUse { name: name.to_string(), limits, wanted, largest, used });
+        }
+        uses
+    }
+
+    /// Of the limits of each key this gateway uses at most `part`, from the name and the limits of the key.
+    pub fn divide(&self, mut part: impl FnMut(&str, &[Option<u64>; 5]) -> KeyAmounts) {
+        for counters in &self.0 {
+            let (name, limits) = counters.configured.lock().clone();
+            counters.share.set(&part(&name, &limits));
+        }
+    }
+}
+
 impl Keyring {
     /// The keys of `auth`, with the usage they had before.
     pub fn new(auth: &Auth, usage: &KeyUsage) -> Self {
@@ -112,6 +148,7 @@ impl Keyring {
             .iter()
             .map(|key| {
                 let counters = Arc::clone(&usage.0.entry(*key.sha256.bytes()).or_default());
+                *counters.configured.lock() = (key.name.as_str().into(), limits_of(&key.limit));
                 let key = ApiKey { name: key.name.as_str().into(), key: Arc::new(key.clone()), counters };
                 (*key.key.sha256.bytes(), key)
             })
@@ -167,13 +204,21 @@ impl ApiKey {
         let used = self.counters.in_flight.fetch_add(1, Ordering::AcqRel);
         let (key, counters) = (Arc::clone(&self.key), Arc::clone(&self.counters));
         let counted = InFlight { key, counters, sequences: 0, tokens: 0 };
-        if let Some(limit) = self.key.limit.in_flight.filter(|limit| used >= *limit) {
+        let share = &self.counters.share;
+        share.note(KeyUnit::InFlight, 1, u64::from(used) + 1);
+        share.note(KeyUnit::RequestRate, 1, 0);
+        let is_full = |limit: &u32| u64::from(used) >= share.of(KeyUnit::InFlight, (*limit).into());
+        if let Some(limit) = self.key.limit.in_flight.filter(is_full) {
             return Err(KeyLimitExceeded { limit: KeyLimit::InFlight(limit.into()), retry_after: SOON });
         }
         if let Some(rate) = self.key.limit.requests_per_minute {
-            let interval = MINUTE / rate.max(1);
-            let burst = BURST.max(interval * rate.clamp(1, BURST_REQUESTS));
             let exceeded = |retry_after| KeyLimitExceeded { limit: KeyLimit::RequestRate(rate.into()), retry_after };
+            let part = share.of(KeyUnit::RequestRate, rate.into()).min(u32::MAX.into()) as u32;
+            if part == 0 {
+                return Err(exceeded(SOON));
+            }
+            let interval = MINUTE / part;
+            let burst = BURST.max(interval * part.min(BURST_REQUESTS));
             advance(&self.counters.due, interval, burst, now).map_err(exceeded)?;
         }
         Ok(counted)
@@ -199,14 +244,23 @@ impl InFlight {
         let sequences_used = counters.sequences.fetch_add(sequences, Ordering::AcqRel).saturating_add(sequences);
         let tokens_used = counters.tokens.fetch_add(tokens, Ordering::AcqRel).saturating_add(tokens);
         let exceeded = |limit, retry_after| KeyNeedError::Exceeded(KeyLimitExceeded { limit, retry_after });
-        if let Some(limit) = limits[0].2.filter(|limit| sequences_used > *limit) {
+        let share = &counters.share;
+        share.note(KeyUnit::Sequences, sequences, sequences_used);
+        share.note(KeyUnit::Tokens, tokens, tokens_used);
+        share.note(KeyUnit::TokenRate, tokens, 0);
+        let above = |unit, used: u64, limit: Option<u64>| limit.filter(|limit| used > share.of(unit, *limit));
+        if let Some(limit) = above(KeyUnit::Sequences, sequences_used, limits[0].2) {
             return Err(exceeded(KeyLimit::Sequences(limit), SOON));
         }
-        if let Some(limit) = limits[1].2.filter(|limit| tokens_used > *limit) {
+        if let Some(limit) = above(KeyUnit::Tokens, tokens_used, limits[1].2) {
             return Err(exceeded(KeyLimit::Tokens(limit), SOON));
         }
         if let Some(rate) = limits[2].2 {
-            let time = MINUTE.mul_f64(tokens as f64 / rate.max(1) as f64);
+            let part = share.of(KeyUnit::TokenRate, rate);
+            if part == 0 {
+                return Err(exceeded(KeyLimit::TokenRate(rate), SOON));
+            }
+            let time = MINUTE.mul_f64(tokens as f64 / part as f64);
             let advanced = advance(&counters.tokens_due, time, MINUTE, now);
             advanced.map_err(|after| exceeded(KeyLimit::TokenRate(rate), after))?;
         }

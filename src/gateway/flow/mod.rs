@@ -23,6 +23,7 @@
 
 pub mod exchange;
 pub mod keys;
+pub mod key_share;
 pub mod routing_table;
 pub mod specs;
 pub mod classify;

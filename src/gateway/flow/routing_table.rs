@@ -102,7 +102,7 @@ pub struct LearnedState {
     estimators: parking_lot::Mutex<HashMap<String, Arc<ModelEstimator>>>,
     adapters: parking_lot::Mutex<HashSet<String>>,
     /// Usage of API keys.
-    pub key_usage: KeyUsage,
+    pub key_usage: Arc<KeyUsage>,
     /// What experiments are doing.
     pub experiments: Experiments,
 }

@@ -41,6 +41,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::base::Rng;
 use crate::config::{self, ClusterLeader, ClusterMode};
 use crate::fleet::Lead;
+use crate::flow::keys::KeyUsage;
 use crate::pool::{Address, Admission};
 use any_store::AnyStore;
 use campaign::Campaign;
@@ -57,6 +58,15 @@ const FIRST_SHARE: Duration = Duration::from_secs(10);
 /// Between two looks at it.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// What the gateways divide.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Divided<'a> {
+    /// The limits of backends.
+    pub(super) admission: &'a Arc<Admission>,
+    /// Those of API keys.
+    pub(super) keys: &'a Arc<KeyUsage>,
+}
+
 /// This gateway's part in the ledger.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -70,15 +80,15 @@ pub(super) struct Cluster {
 
 impl Cluster {
     /// Joins. From here on the pool uses only what the ledger gives it. `takes_over`: from a process of the same name, perhaps.
-    pub(super) fn join(config: &config::Cluster, admission: &Arc<Admission>, seed: u64, takes_over: bool) -> Self {
+    pub(super) fn join(config: &config::Cluster, divided: Divided<'_>, seed: u64, takes_over: bool) -> Self {
         let timing = Timing::of(config.lease);
-        Self::join_with(AnyStore::of(config, timing.call), config, admission, (seed, takes_over), renewal::running)
+        Self::join_with(AnyStore::of(config, timing.call), config, divided, (seed, takes_over), renewal::running)
     }
 
     fn join_with<S: Store>(
         store: S,
         config: &config::Cluster,
-        admission: &Arc<Admission>,
+        Divided { admission, keys }: Divided<'_>,
         (seed, takes_over): (u64, bool),
         running: fn(Arc<Address>) -> Running,
     ) -> Self {
@@ -98,6 +108,7 @@ impl Cluster {
             member,
             store: Arc::new(store),
             admission: Arc::clone(admission),
+            keys: Arc::clone(keys),
             timing,
             pulse: Arc::clone(&pulse),
             view: Arc::clone(&view),

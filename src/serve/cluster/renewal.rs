@@ -14,8 +14,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sluice_cluster::keys::parts;
 use sluice_cluster::ledger::BYTES_MAX;
-use sluice_cluster::{EARLIER, Ledger, LocalUse, Member, Notice, Page, Plan, Standing, UNEXPLAINED, Unit};
+use sluice_cluster::{EARLIER, KeyClaim, Ledger, LocalUse, Member, Notice, Page, Plan, Standing, UNEXPLAINED, Unit};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -26,6 +27,8 @@ use super::units::{amounts_of, limit_of, local_use, name_of, share_of};
 use super::view::{Counts, View};
 use crate::base::Rng;
 use crate::fleet::scrape;
+use crate::flow::key_share::KeyUse;
+use crate::flow::keys::KeyUsage;
 use crate::pool::{Address, Admission, BackendUse, ShareEnd};
 
 /// A member that plans less often takes its engines for silent.
@@ -99,6 +102,7 @@ pub(super) struct Renewal<S> {
     pub(super) member: Member,
     pub(super) store: Arc<S>,
     pub(super) admission: Arc<Admission>,
+    pub(super) keys: Arc<KeyUsage>,
     pub(super) timing: Timing,
     pub(super) pulse: Arc<Pulse>,
     pub(super) view: Arc<View>,
@@ -179,6 +183,7 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
+        self.claim_keys();
         let Some(plan) = self.plan(ledger.as_ref(), pages) else { return Outcome::Done };
         self.write(plan, &found).await
     }
@@ -215,6 +220,7 @@ impl<S: Store> Renewal<S> {
         let outcome = match written.unwrap_or_else(|_| Written::Unknown(self.no_answer())) {
             Written::Done => {
                 self.member.confirmed();
+                self.divide_keys(&plan);
                 self.state.counts.written += 1;
                 self.state.trouble = None;
                 Outcome::Done
@@ -232,6 +238,19 @@ impl<S: Store> Renewal<S> {
         };
         self.share();
         outcome
+    }
+
+    /// What the API keys want goes out with the next plan.
+    fn claim_keys(&mut self) {
+        let since = self.state.planned.unwrap_or(self.epoch);
+        let claim = |KeyUse { name, wanted, largest, used, .. }| (name, KeyClaim { wanted, largest, used });
+        let claims = self.keys.uses(since.elapsed()).into_iter().map(claim);
+        self.member.set_keys(claims.filter(|(_, claim)| !claim.is_none()).collect());
+    }
+
+    /// The keys may use their parts by this ledger.
+    fn divide_keys(&self, ledger: &Ledger) {
+        self.keys.divide(|name, limits| parts(ledger, self.member.id(), name, limits));
     }
 
     fn no_answer(&self) -> String {

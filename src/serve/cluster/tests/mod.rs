@@ -11,13 +11,16 @@ use tokio::time::{Instant, advance, sleep};
 
 use super::renewal::Running;
 use super::store::{Found, Store, Written};
-use super::{Cluster, config};
+use super::{Cluster, Divided, config};
 use crate::base::BackendId;
 use crate::config::{ClusterMode, Endpoint, Policy};
+use crate::flow::keys::KeyUsage;
 use crate::pool::{
     Address, Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease,
     LongPrefix, Need, PoolLayout, PoolRules, PoolSpec, QueueOrder, Ticket, WaitResult,
 };
+
+mod keys;
 
 const SLOTS: u32 = 10;
 const LEASE: Duration = Duration::from_secs(4);
@@ -93,6 +96,7 @@ impl Store for Memory {
 /// A pool with its part in the ledger, and what its requests hold.
 struct Gateway {
     admission: Arc<Admission>,
+    keys: Arc<KeyUsage>,
     layout: PoolLayout,
     cluster: Cluster,
     leases: Vec<Lease>,
@@ -146,8 +150,10 @@ impl Gateway {
             mode,
             leader: config::ClusterLeader::None,
         };
-        let cluster = Cluster::join_with(store.clone(), &table, &admission, (number, false), running);
-        Self { admission, layout, cluster, leases: Vec::new(), tickets: Vec::new() }
+        let keys = Arc::new(KeyUsage::default());
+        let divided = Divided { admission: &admission, keys: &keys };
+        let cluster = Cluster::join_with(store.clone(), &table, divided, (number, false), running);
+        Self { admission, keys, layout, cluster, leases: Vec::new(), tickets: Vec::new() }
     }
 
     fn backend(&self) -> BackendId {

@@ -1,0 +1,149 @@
+//! What this gateway may use of the limits of a key where several gateways hold them together, and what it would use.
+//!
+//! Another part of the program divides the limits ([`KeyUsage::uses`](super::keys::KeyUsage::uses),
+//! [`KeyUsage::divide`](super::keys::KeyUsage::divide)). Until it does so for the first time, this gateway may use all.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::config::KeyLimit;
+
+/// A limit of a key, as its position in [`KeyAmounts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyUnit {
+    /// Requests at once.
+    InFlight,
+    /// Sequences at once.
+    Sequences,
+    /// Tokens at once.
+    Tokens,
+    /// Requests per minute.
+    RequestRate,
+    /// Tokens per minute.
+    TokenRate,
+}
+
+/// So many of each unit.
+pub type KeyAmounts = [u64; 5];
+
+/// A time constant of the measured rates.
+const RATE_SECONDS: f64 = 15.0;
+
+/// What a key would use here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyUse {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its limits.
+    pub limits: [Option<u64>; 5],
+    /// The most that was in use or asked for at once since the last look; for rates, what was asked for in a minute.
+    pub wanted: KeyAmounts,
+    /// The largest request since then.
+    pub largest: KeyAmounts,
+    /// What is in use now; none of a rate.
+    pub used: KeyAmounts,
+}
+
+/// See the header of this file.
+#[derive(Debug)]
+pub(super) struct KeyShare {
+    parts: [AtomicU64; 5],
+    wanted: [AtomicU64; 5],
+    largest: [AtomicU64; 5],
+    rates: Mutex<[f64; 2]>,
+}
+
+impl Default for KeyShare {
+    fn default() -> Self {
+        let none = || [const { AtomicU64::new(0) }; 5];
+        Self {
+            parts: [const { AtomicU64::new(u64::MAX) }; 5],
+            wanted: none(),
+            largest: none(),
+            rates: Mutex::default(),
+        }
+    }
+}
+
+/// The limits of a key, unit by unit.
+pub(super) fn limits_of(limit: &KeyLimit) -> [Option<u64>; 5] {
+    [
+        limit.in_flight.map(u64::from),
+        limit.sequences.map(u64::from),
+        limit.tokens.map(|tokens| tokens.0),
+        limit.requests_per_minute.map(u64::from),
+        limit.tokens_per_minute.map(|tokens| tokens.0),
+    ]
+}
+
+impl KeyShare {
+    /// What may be used here of a limit.
+    pub(super) fn of(&self, unit: KeyUnit, limit: u64) -> u64 {
+        limit.min(self.parts[unit as usize].load(Ordering::Relaxed))
+    }
+
+    /// A request asks for so much, when `used` is in use with it.
+    pub(super) fn note(&self, unit: KeyUnit, asked: u64, used: u64) {
+        let wanted = &self.wanted[unit as usize];
+        match unit {
+            KeyUnit::RequestRate | KeyUnit::TokenRate => wanted.fetch_add(asked, Ordering::Relaxed),
+            KeyUnit::InFlight | KeyUnit::Sequences | KeyUnit::Tokens => wanted.fetch_max(used, Ordering::Relaxed),
+        };
+        self.largest[unit as usize].fetch_max(asked, Ordering::Relaxed);
+    }
+
+    /// What was wanted and the largest request since the last call, `elapsed` ago; `used`: what is in use now.
+    pub(super) fn take(&self, elapsed: Duration, used: [u64; 3]) -> (KeyAmounts, KeyAmounts) {
+        let mut wanted = [0; 5];
+        for (at, used) in used.into_iter().enumerate() {
+            wanted[at] = self.wanted[at].swap(used, Ordering::Relaxed).max(used);
+        }
+        let seconds = elapsed.as_secs_f64().max(0.001);
+        let weight = 1.0 - (-seconds / RATE_SECONDS).exp();
+        let mut rates = self.rates.lock();
+        for (at, rate) in rates.iter_mut().enumerate() {
+            let asked = self.wanted[3 + at].swap(0, Ordering::Relaxed) as f64 / seconds * 60.0;
+            *rate += weight * (asked - *rate);
+            // A burst is wanted at once, and its end is believed slowly.
+            *rate = rate.max(weight * asked);
+            wanted[3 + at] = rate.ceil() as u64;
+        }
+        (wanted, [0, 1, 2, 3, 4].map(|at: usize| self.largest[at].swap(0, Ordering::Relaxed)))
+    }
+
+    /// From now on so much may be used.
+    pub(super) fn set(&self, parts: &KeyAmounts) {
+        self.parts.iter().zip(parts).for_each(|(part, amount)| part.store(*amount, Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wanted_is_the_most_at_once_and_what_a_minute_would_bring() {
+        let share = KeyShare::default();
+        assert_eq!(share.of(KeyUnit::Tokens, 9), 9, "not divided");
+        for used in [1, 4, 2] {
+            share.note(KeyUnit::InFlight, 1, used);
+            share.note(KeyUnit::RequestRate, 1, 0);
+        }
+        share.note(KeyUnit::Tokens, 700, 700);
+        let (wanted, largest) = share.take(Duration::from_secs(3), [2, 0, 0]);
+        assert_eq!((wanted[0], wanted[2], largest), (4, 700, [1, 0, 700, 1, 0]));
+        assert!((10..=60).contains(&wanted[3]), "{wanted:?}");
+        let rates: Vec<u64> = (0..20)
+            .map(|_| {
+                (0..3).for_each(|_| share.note(KeyUnit::RequestRate, 1, 0));
+                share.take(Duration::from_secs(3), [2, 0, 0]).0[3]
+            })
+            .collect();
+        assert!(rates.last().unwrap().abs_diff(60) <= 1, "{rates:?}");
+        assert_eq!(share.take(Duration::from_secs(3), [2, 0, 0]).0[0], 2, "in use, and nothing new");
+        share.set(&[3, 0, 5, 6, 7]);
+        assert_eq!((share.of(KeyUnit::InFlight, 9), share.of(KeyUnit::InFlight, 2)), (3, 2));
+    }
+}

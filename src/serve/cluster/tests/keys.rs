@@ -1,0 +1,91 @@
+//! The limits of an API key at several gateways.
+
+use sha2::{Digest, Sha256};
+
+use super::{Gateway, LEASE, Memory, pass};
+use crate::config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
+use crate::flow::keys::{ApiKey, InFlight, Keyring};
+use tokio::time::Instant;
+
+const IN_FLIGHT: u32 = 10;
+const A_MINUTE: u32 = 600;
+
+/// The key at a gateway, and its requests there.
+struct Client {
+    key: ApiKey,
+    running: Vec<InFlight>,
+    served: usize,
+}
+
+impl Client {
+    fn of(gateway: &Gateway, limit: KeyLimit) -> Self {
+        let sha256 = KeyDigest::new(Sha256::digest(b"secret").into(), None);
+        let key = Key { name: "team-a".to_owned(), sha256, models: ModelScope::All, priority: 0, limit };
+        let ring = Keyring::new(&Auth { keys: vec![key], admin_token: None }, &gateway.keys);
+        let key = ring.authenticate(Some("secret")).unwrap().unwrap();
+        Self { key, running: Vec::new(), served: 0 }
+    }
+
+    /// Wants so many at once: those that are refused are sent again.
+    fn fill(&mut self, most: usize) {
+        self.running.truncate(most);
+        while self.running.len() < most
+            && let Ok(running) = self.key.start_request(Instant::now())
+        {
+            self.running.push(running);
+        }
+    }
+
+    /// Sends so many that end at once.
+    fn send(&mut self, count: usize) {
+        self.served += (0..count).filter(|_| self.key.start_request(Instant::now()).is_ok()).count();
+    }
+}
+
+fn all(gateways: &[Gateway], limit: &KeyLimit) -> Vec<Client> {
+    gateways.iter().map(|gateway| Client::of(gateway, limit.clone())).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_requests() {
+    let store = Memory::default();
+    let mut gateways: Vec<Gateway> = (1..=3).map(|number| Gateway::join(&store, number, ClusterMode::Strict)).collect();
+    let mut clients = all(&gateways, &KeyLimit { in_flight: Some(IN_FLIGHT), ..KeyLimit::default() });
+    pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
+    for wanted in [[30, 0, 0], [0, 30, 0], [30, 30, 30], [2, 2, 30]] {
+        // Demand moves: for as long as a renewal takes, more may run.
+        pass(&mut gateways, LEASE.as_secs(), |_| clients.iter_mut().zip(wanted).for_each(|(one, most)| one.fill(most)))
+            .await;
+        let running = |clients: &[Client]| clients.iter().map(|one| one.running.len()).collect::<Vec<_>>();
+        pass(&mut gateways, LEASE.as_secs(), |_| {
+            clients.iter_mut().zip(wanted).for_each(|(one, most)| one.fill(most));
+            assert!(running(&clients).iter().sum::<usize>() <= IN_FLIGHT as usize, "{:?}", running(&clients));
+        })
+        .await;
+        let found = running(&clients);
+        assert!(found.iter().sum::<usize>() + 2 >= IN_FLIGHT as usize, "{wanted:?}: {found:?}");
+        // Each lets what it has end, so that the next division finds none in use.
+        clients.iter_mut().for_each(|one| one.running.clear());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_is_that_of_all_gateways_together_also_when_one_of_them_ends() {
+    let store = Memory::default();
+    let mut gateways: Vec<Gateway> = (1..=2).map(|number| Gateway::join(&store, number, ClusterMode::Strict)).collect();
+    let mut clients = all(&gateways, &KeyLimit { requests_per_minute: Some(A_MINUTE), ..KeyLimit::default() });
+    pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
+    let mut rate = async |gateways: &mut Vec<Gateway>, count: usize| {
+        // Bursts are used up, and demand is known.
+        pass(gateways, 60, |_| clients.iter_mut().take(count).for_each(|one| one.send(10))).await;
+        clients.iter_mut().for_each(|one| one.served = 0);
+        pass(gateways, 60, |_| clients.iter_mut().take(count).for_each(|one| one.send(10))).await;
+        clients.iter().map(|one| one.served).collect::<Vec<_>>()
+    };
+    let both = rate(&mut gateways, 2).await;
+    let near = |sum: usize| sum.abs_diff(A_MINUTE as usize) <= A_MINUTE as usize / 20;
+    assert!(near(both.iter().sum()) && both[0].abs_diff(both[1]) < 60, "{both:?}");
+    gateways.pop();
+    let alone = rate(&mut gateways, 1).await;
+    assert!(near(alone[0]), "{alone:?}");
+}
