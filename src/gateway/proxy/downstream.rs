@@ -65,8 +65,8 @@ impl Downstream for DownstreamConnection<'_> {
         sent(timeout(SEND_TIMEOUT, sending).await)
     }
 
-    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), ClientGone> {
-        self.cork(last);
+    async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
+        self.cork(more);
         sent(timeout(SEND_TIMEOUT, self.session.write_response_body(bytes, false)).await)
     }
 
