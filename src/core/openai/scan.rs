@@ -35,6 +35,8 @@ const NEAR_WORDS: usize = 3;
 
 /// A word of eight equal bytes, times the byte.
 const REPEATED: u64 = 0x0101_0101_0101_0101;
+const QUOTES: u64 = REPEATED * b'"' as u64;
+const BACKSLASHES: u64 = REPEATED * b'\\' as u64;
 
 /// A position in a JSON document.
 #[derive(Clone, Debug)]
@@ -340,7 +342,7 @@ impl<'a> Scanner<'a> {
         let (words, _) = self.bytes.get(at..)?.as_chunks();
         for (index, word) in words.iter().take(NEAR_WORDS).enumerate() {
             let word = u64::from_le_bytes(*word);
-            let found = zeros(word ^ REPEATED * u64::from(b'"')) | zeros(word ^ REPEATED * u64::from(b'\\'));
+            let found = zeros(word ^ QUOTES) | zeros(word ^ BACKSLASHES);
             if found != 0 {
                 return Some(at + index * size_of::<u64>() + found.trailing_zeros() as usize / 8);
             }
