@@ -116,10 +116,10 @@ impl Downstream for LabClient {
         Ok(())
     }
 
-    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), ClientGone> {
+    async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
         // As in the load generator, a client that leaves before the first token leaves when the first bytes arrive.
-        if self.leave_after.is_some_and(|events| self.events >= events) && !last {
+        if self.leave_after.is_some_and(|events| self.events >= events) && !more {
             self.left = true;
             return Err(ClientGone);
         }

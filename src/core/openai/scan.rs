@@ -30,8 +30,13 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// Bytes of a string whose escapes are all checked; only strings up to this size are ever decoded.
 const CHECKED_TEXT: usize = 4 << 10;
 
-/// Bytes that are compared one by one before a vector search starts.
-const NEAR: usize = 16;
+/// Words of eight bytes that are looked at before a vector search starts.
+const NEAR_WORDS: usize = 3;
+
+/// A word of eight equal bytes, times the byte.
+const REPEATED: u64 = 0x0101_0101_0101_0101;
+const QUOTES: u64 = REPEATED * b'"' as u64;
+const BACKSLASHES: u64 = REPEATED * b'\\' as u64;
 
 /// A position in a JSON document.
 #[derive(Clone, Debug)]
@@ -331,15 +336,19 @@ impl<'a> Scanner<'a> {
         Span { start, end: self.at }
     }
 
-    /// The position of the next `"` or `\\`. Keys are short and code is full of escapes, so a few bytes are compared one by
-    /// one before `memchr2` is called.
+    /// The position of the next `"` or `\\`. Keys are short and code is full of escapes, so a few words are looked at before
+    /// `memchr2` is called.
     fn quote_or_escape(&self, at: usize) -> Option<usize> {
-        let near = self.bytes.get(at..)?;
-        let near = &near[..near.len().min(NEAR)];
-        match near.iter().position(|byte| matches!(byte, b'"' | b'\\')) {
-            Some(offset) => Some(at + offset),
-            None => Some(at + near.len() + memchr2(b'"', b'\\', &self.bytes[at + near.len()..])?),
+        let (words, _) = self.bytes.get(at..)?.as_chunks();
+        for (index, word) in words.iter().take(NEAR_WORDS).enumerate() {
+            let word = u64::from_le_bytes(*word);
+            let found = zeros(word ^ QUOTES) | zeros(word ^ BACKSLASHES);
+            if found != 0 {
+                return Some(at + index * size_of::<u64>() + found.trailing_zeros() as usize / 8);
+            }
         }
+        let from = at + words.len().min(NEAR_WORDS) * size_of::<u64>();
+        Some(from + memchr2(b'"', b'\\', &self.bytes[from..])?)
     }
 
     /// Steps over the escape whose backslash is at `at`.
@@ -398,6 +407,11 @@ impl<'a> Scanner<'a> {
     fn broken(&self, expected: &'static str) -> ScanError {
         ScanError::Broken { at: self.at, expected }
     }
+}
+
+/// The highest bit of each byte that is zero. Bytes above the first such byte may be marked, too.
+fn zeros(word: u64) -> u64 {
+    word.wrapping_sub(REPEATED) & !word & (REPEATED << 7)
 }
 
 /// Word and bit of the container at `depth`.

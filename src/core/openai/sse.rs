@@ -12,7 +12,7 @@
 
 use std::borrow::Cow;
 
-use memchr::{memchr, memchr_iter};
+use memchr::memchr;
 
 /// The longest event that is read, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB.
 pub const MAX_EVENT: usize = 1 << 20;
@@ -64,7 +64,7 @@ impl SseScanner {
     pub fn feed(&mut self, chunk: &[u8], mut event: impl FnMut(RawEvent<'_>)) {
         let mut event_start = 0;
         let mut line_start = 0;
-        for newline in memchr_iter(b'\n', chunk) {
+        while let Some(newline) = newline(chunk, line_start) {
             let line = self.line.extended(&chunk[line_start..newline]);
             self.line = Line::Empty;
             line_start = newline + 1;
@@ -114,6 +114,14 @@ impl SseScanner {
             return;
         }
         self.carry.extend_from_slice(part);
+    }
+}
+
+/// The next line end from `at` on. Every other one follows the one before it, which is not worth a search.
+fn newline(chunk: &[u8], at: usize) -> Option<usize> {
+    match chunk.get(at)? {
+        b'\n' => Some(at),
+        _ => memchr(b'\n', &chunk[at..]).map(|offset| at + offset),
     }
 }
 

@@ -98,9 +98,9 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Sends body bytes without delay. Only if `last` is set may they be held back, because [`Downstream::finish`] follows at
-    /// once.
-    fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
+    /// Sends body bytes without delay. Only if `more` is set may they be held back, because more bytes or
+    /// [`Downstream::finish`] follow at once.
+    fn body(&mut self, bytes: Bytes, more: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// Ends a complete response.
     fn finish(&mut self) -> impl Future<Output = Result<(), ClientGone>> + Send;

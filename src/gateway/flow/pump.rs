@@ -264,9 +264,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             self.down.head(head).await?;
             *self.request = UpstreamRequest::default();
         }
-        let count = forward.len();
-        for (index, piece) in forward.into_iter().enumerate() {
-            self.down.body(piece, last && index + 1 == count).await?;
+        // The pieces leave in one write, as far as they are gathered below.
+        let mut pieces = forward.into_iter().peekable();
+        while let Some(piece) = pieces.next() {
+            let more = last || pieces.peek().is_some();
+            self.down.body(piece, more).await?;
         }
         Ok(())
     }

@@ -55,13 +55,13 @@ impl<D: Downstream> Downstream for IdCapture<'_, D> {
         self.down.head(head).await
     }
 
-    fn body(&mut self, bytes: Bytes, last: bool) -> impl Future<Output = Result<(), ClientGone>> + Send {
+    fn body(&mut self, bytes: Bytes, more: bool) -> impl Future<Output = Result<(), ClientGone>> + Send {
         if let Some(owner) = self.owner.take()
             && let Some(id) = response_id(&bytes)
         {
             self.owners.remember(id, owner, Instant::now());
         }
-        self.down.body(bytes, last)
+        self.down.body(bytes, more)
     }
 
     fn finish(&mut self) -> impl Future<Output = Result<(), ClientGone>> + Send {

@@ -21,13 +21,15 @@ mod backends;
 mod abort;
 mod edges;
 
-use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, WORD, good};
+use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 
 /// A client that records what it receives, and may disconnect.
 #[derive(Default)]
 struct TestClient {
     head: Option<ResponseHead>,
     body: Vec<u8>,
+    /// For each piece of the body, whether more was announced.
+    announced: Vec<bool>,
     finished: bool,
     aborted: bool,
     leaves_at: Option<Instant>,
@@ -39,8 +41,9 @@ impl Downstream for TestClient {
         Ok(())
     }
 
-    async fn body(&mut self, bytes: Bytes, _last: bool) -> Result<(), ClientGone> {
+    async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.body.extend_from_slice(&bytes);
+        self.announced.push(more);
         Ok(())
     }
 

@@ -6,6 +6,10 @@
 //! A client that accepts no byte for [`SEND_TIMEOUT`] is treated as disconnected, because the engine would have to buffer the
 //! response for it.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::{StatusCode, Version};
@@ -61,18 +65,17 @@ impl Downstream for DownstreamConnection<'_> {
         parts.headers = headers;
         // The first bytes of the body follow at once; head and body are sent together.
         self.cork(true);
-        let sending = self.session.write_response_header(Box::new(ResponseHeader::from(parts)));
-        sent(timeout(SEND_TIMEOUT, sending).await)
+        send(self.session.write_response_header(Box::new(ResponseHeader::from(parts)))).await
     }
 
-    async fn body(&mut self, bytes: Bytes, last: bool) -> Result<(), ClientGone> {
-        self.cork(last);
-        sent(timeout(SEND_TIMEOUT, self.session.write_response_body(bytes, false)).await)
+    async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
+        self.cork(more);
+        send(self.session.write_response_body(bytes, false)).await
     }
 
     async fn finish(&mut self) -> Result<(), ClientGone> {
         self.cork(false);
-        sent(timeout(SEND_TIMEOUT, self.session.write_response_body(Bytes::new(), true)).await)?;
+        send(self.session.write_response_body(Bytes::new(), true)).await?;
         self.finished = true;
         Ok(())
     }
@@ -90,9 +93,12 @@ impl Downstream for DownstreamConnection<'_> {
     }
 }
 
-fn sent<E>(result: Result<Result<(), E>, tokio::time::error::Elapsed>) -> Result<(), ClientGone> {
-    match result {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) | Err(_) => Err(ClientGone),
-    }
+/// Sends within [`SEND_TIMEOUT`]. Nearly every write is accepted at once, and needs no timer.
+async fn send<T, E>(sending: impl Future<Output = Result<T, E>>) -> Result<(), ClientGone> {
+    let mut sending = pin!(sending);
+    let sent = match poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await {
+        Poll::Ready(sent) => sent,
+        Poll::Pending => timeout(SEND_TIMEOUT, sending).await.map_err(|_| ClientGone)?,
+    };
+    sent.map(drop).map_err(|_| ClientGone)
 }

@@ -33,7 +33,7 @@ const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-paralle
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
 /// Headers of one connection only.
-const HOP_BY_HOP: [HeaderName; 10] = [
+static HOP_BY_HOP: [HeaderName; 10] = [
     CONNECTION,
     KEEP_ALIVE,
     PROXY_CONNECTION,
@@ -60,7 +60,8 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in &HOP_BY_HOP {
+    // Usually there are none left, and comparing names costs less than hashing ten.
+    while let Some(name) = headers.keys().find_map(|name| HOP_BY_HOP.iter().find(|hop| *hop == name)) {
         headers.remove(name);
     }
 }

@@ -20,6 +20,20 @@ fn escapes_are_decoded() {
 }
 
 #[test]
+fn a_quote_is_found_at_every_distance_and_behind_bytes_like_it() {
+    for other in [0x00, 0x21, 0x23, 0x5b, 0x5d, 0x80, 0xa2, 0xdc, 0xff] {
+        for length in 0..80 {
+            for behind in [&b""[..], b"\"\\\"", b",1234567890"] {
+                let text = [b"\"", &vec![other; length][..], b"\"", behind].concat();
+                let mut scanner = Scanner::new(&text);
+                assert_eq!(scanner.text().unwrap().raw.len(), length, "{other:#x}");
+                assert_eq!(scanner.position(), length + 2);
+            }
+        }
+    }
+}
+
+#[test]
 fn nesting_is_bounded() {
     let deep = |levels: usize| [vec![b'['; levels], vec![b']'; levels]].concat();
     assert_eq!(check(&deep(1_000)), Ok(()));

@@ -132,3 +132,19 @@ async fn a_client_that_left_before_its_turn_was_noticed_reaches_no_engine() {
     assert_eq!(test.records.0.lock()[0].outcome, Outcome::ClientGone);
     test.idle();
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_pieces_of_what_arrives_at_once_are_sent_together() {
+    let announced = async |chunks: Vec<(u64, &'static str)>| {
+        let test = TestFlow::new(vec![Script::Stream(chunks, true)], vec![good()]);
+        let (client, _) = test.request(STREAM).await;
+        assert!(client.body.ends_with(DONE.as_bytes()) && client.finished);
+        client.announced
+    };
+    // The usage event, which the gateway requested, is removed between the pieces.
+    let whole: &str = [ROLE, WORD, LAST, USAGE, DONE].concat().leak();
+    assert_eq!(announced(vec![(5, whole)]).await, [true, true, true], "the end follows at once");
+    let begun: &str = [ROLE, WORD, LAST, WORD].concat().leak();
+    let pieces = announced(vec![(5, begun), (9, WORD), (0, DONE)]).await;
+    assert_eq!(pieces[..4], [true, true, false, false], "the last piece of a chunk waits for nothing");
+}

@@ -10,6 +10,8 @@
 //! Bounds: [`HEAD_MAX`] bytes and [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line,
 //! [`TRAILER_MAX`] bytes of trailers (which are dropped).
 
+use std::mem::MaybeUninit;
+
 use bytes::{Buf, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
@@ -54,9 +56,11 @@ pub(super) struct ParsedHead {
 
 /// Parses a head at the front of `input` and removes it. `None`: it is incomplete.
 pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
-    let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut parsed = httparse::Response::new(&mut lines);
-    let length = match parsed.parse(input) {
+    // Not initialized: that would be 4 KB to write for each head.
+    let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+    let mut parsed = httparse::Response::new(&mut []);
+    let parser = httparse::ParserConfig::default();
+    let length = match parser.parse_response_with_uninit_headers(&mut parsed, input, &mut lines) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) if input.len() > HEAD_MAX => return Err(WireError::HeadTooLarge),
         Ok(httparse::Status::Partial) => return Ok(None),
@@ -144,6 +148,18 @@ impl Framing {
     /// Moves the body from `input` to `out` until more input is needed or the body ends ([`Framing::Done`]). Bytes after the
     /// body stay in `input`.
     pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
+        // Once for all chunks of a read: each would move the buffers a little further otherwise.
+        if *self != Self::Done {
+            out.reserve(input.len());
+        }
+        let mut rest = &input[..];
+        let decoded = self.decode_slice(&mut rest, out);
+        let taken = input.len() - rest.len();
+        input.advance(taken);
+        decoded
+    }
+
+    fn decode_slice(&mut self, input: &mut &[u8], out: &mut BytesMut) -> Result<(), WireError> {
         loop {
             match self {
                 Self::Done => return Ok(()),
@@ -175,7 +191,7 @@ enum Step {
 }
 
 impl Chunk {
-    fn step(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<Step, WireError> {
+    fn step(&mut self, input: &mut &[u8], out: &mut BytesMut) -> Result<Step, WireError> {
         match self {
             Self::Size => {
                 let Some(newline) = memchr::memchr(b'\n', &input[..input.len().min(LINE_MAX)]) else {
@@ -221,7 +237,7 @@ impl Chunk {
 }
 
 /// Moves at most `most` bytes and returns their number.
-fn pass(input: &mut BytesMut, out: &mut BytesMut, most: u64) -> u64 {
+fn pass(input: &mut &[u8], out: &mut BytesMut, most: u64) -> u64 {
     let count = input.len().min(usize::try_from(most).unwrap_or(usize::MAX));
     out.extend_from_slice(&input[..count]);
     input.advance(count);
@@ -231,12 +247,13 @@ fn pass(input: &mut BytesMut, out: &mut BytesMut, most: u64) -> u64 {
 /// Parses a size line without its `\n`: hexadecimal digits, then nothing, blanks or an extension.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+    let digits = line.iter().map_while(|byte| char::from(*byte).to_digit(16));
+    let (digits, size) = digits.fold((0, 0), |(count, size), digit| (count + 1, size << 4 | u64::from(digit)));
     let behind = line.get(digits).copied();
     if digits == 0 || digits > 15 || !matches!(behind, None | Some(b';' | b' ' | b'\t')) {
         return None;
     }
-    u64::from_str_radix(std::str::from_utf8(&line[..digits]).ok()?, 16).ok()
+    Some(size)
 }
 
 #[cfg(test)]
