@@ -47,10 +47,10 @@ def check(holds, what):
 class Load:
     """Clients that send one request after the other until they are told to end."""
 
-    def __init__(self, url, clients=CLIENTS):
-        self.url, self.over, self.ended, self.latencies = url, threading.Event(), [], []
-        self.pool = concurrent.futures.ThreadPoolExecutor(clients)
-        self.running = [self.pool.submit(self.client) for _ in range(clients)]
+    def __init__(self, url):
+        self.url, self.over, self.ended = url, threading.Event(), []
+        self.pool = concurrent.futures.ThreadPoolExecutor(CLIENTS)
+        self.running = [self.pool.submit(self.client) for _ in range(CLIENTS)]
 
     def client(self):
         while not self.over.is_set():
@@ -62,7 +62,6 @@ class Load:
             answer = call.answer
             whole = answer.body.rstrip().endswith(b"data: [DONE]")
             self.ended.append((time.monotonic(), answer.status, whole, first))
-            self.latencies.append(time.monotonic() - began)
 
     def end(self):
         self.over.set()
