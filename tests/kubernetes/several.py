@@ -123,6 +123,7 @@ def leader_that_decides_is_killed(world):
 
 def election_without_api_server(world):
     """No gateway leads and both serve on; afterwards one leads again, and nothing was lost."""
+    world.apply(statefulset("led", 2))
     gateways = several(world, "away", 'selector = "app=led", statefulset = "led"', cluster='leader = "decides"', state="away")
     return ends(lambda: without_api_server(world, gateways), *gateways)
 
@@ -145,11 +146,31 @@ def without_api_server(world, gateways):
         world.cluster.restart_server()
     leader_of(gateways)
     led = time.monotonic() - began
+    # What is deleted by hand, the one that leads makes anew.
+    world.cluster.delete(LEASE)
+    until("the Lease is made anew", lambda: world.cluster.exists(LEASE), LEASE_SECONDS)
+    leader, _ = leader_of(gateways)
+    code, text = world.cluster.kubectl("get", "lease", "-n", NAMESPACE, f"{KEY}-leader")
+    check(code == 0 and leader.name in text, text)
     until("both hold shares", lambda: all(gateway.cluster().get("standing") == "holding" for gateway in gateways))
     load.served_by(names, load.since())
     streams, lost = load.stop()
     check(not lost and not load.cut, f"{len(lost)} of {streams} lost, cut {load.cut}: {lost[:3]}")
     return f"{streams} streams, 0 lost; one leads {led:.1f} s after the API server was started"
+
+
+def cluster_without_permission(world):
+    """Neither the ledger nor the election: both are said with the permission that is missing."""
+    account = world.cluster.account("nothing")
+    gateway = Gateway(world.folder, "nothing", account, 'selector = "app=led"', '[cluster]\nkubernetes = {}\nleader = "decides"')
+    try:
+        until("the ledger", lambda: "ConfigMap sluice-ledger: no permission to get configmaps" in gateway.log())
+        why = until("the election", lambda: (gateway.cluster().get("leader") or {}).get("why"))
+        check(why.startswith("Lease sluice-ledger-leader: no permission to get leases") and "config/kubernetes" in why, why)
+        check(not gateway.is_ready() and not gateway.leads(), gateway.cluster())
+    finally:
+        gateway.stop()
+    return why
 
 
 def ledger_in_a_config_map(world):

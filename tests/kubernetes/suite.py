@@ -19,7 +19,8 @@ from cluster import NAMESPACE, Failed, free_port, until
 from disruption import eviction, out_of_memory, replicas_follow_the_load
 from gateway import Gateway, Load
 from node import PODS
-from several import election_without_api_server, leader_that_decides_is_killed, leader_that_serves_is_killed, ledger_in_a_config_map
+from several import (cluster_without_permission, election_without_api_server, leader_that_decides_is_killed, leader_that_serves_is_killed,
+                     ledger_in_a_config_map)
 from world import SETS, World, check, is_ready, serves, statefulset
 
 
@@ -201,7 +202,7 @@ def chart(world):
 STEPS = [
     chart, no_cluster_and_no_permission, discovery, api_server_is_killed, failures, flags_are_applied, flags_that_do_not_start_go_back,
     a_deleted_pod_comes_back, others_own_the_arguments, out_of_memory, eviction, replicas_follow_the_load, leader_that_serves_is_killed,
-    leader_that_decides_is_killed, election_without_api_server, ledger_in_a_config_map,
+    leader_that_decides_is_killed, election_without_api_server, ledger_in_a_config_map, cluster_without_permission,
 ]
 
 
