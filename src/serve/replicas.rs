@@ -77,6 +77,16 @@ impl Sets {
 }
 
 impl Set {
+    /// Whether it has to be asked first if fewer may be set. Once there are no more than wanted, an answer says nothing about later ones:
+    /// another manager may have set more.
+    fn must_ask(&mut self, have: u32, wanted: u32) -> bool {
+        if wanted >= have {
+            self.allowed = None;
+            return false;
+        }
+        self.allowed.is_none_or(|at| at.elapsed() >= RETRY)
+    }
+
     async fn follow(
         &mut self,
         fleet: &Fleet,
@@ -91,7 +101,7 @@ impl Set {
             None => (read_replicas(namespace, name).await?, Instant::now()),
         };
         self.have = Some((have, Instant::now())).filter(|_| known.is_none()).or(known);
-        if wanted < have && self.allowed.is_none_or(|at| at.elapsed() >= RETRY) {
+        if self.must_ask(have, wanted) {
             if let Err(why) = apply_replicas(namespace, name, wanted, true).await {
                 // What was being drained for it serves on.
                 fleet.scale(pool, Some(have), false).await;
@@ -130,5 +140,15 @@ mod tests {
         assert_eq!(replicas_seen(&seen, "p", "short"), 5);
         assert_eq!(replicas_seen(&seen, "other", "short"), 10);
         assert_eq!(replicas_seen(&seen, "p", "none"), 0);
+    }
+
+    #[test]
+    fn each_time_that_fewer_are_to_be_set_it_is_asked_anew() {
+        let mut set = Set::default();
+        assert!(set.must_ask(3, 2));
+        set.allowed = Some(Instant::now());
+        assert!(!set.must_ask(3, 2), "the answer is new");
+        assert!(!set.must_ask(2, 2), "nothing is to be lowered");
+        assert!(set.must_ask(3, 2), "another manager may have raised them");
     }
 }
