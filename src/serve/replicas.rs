@@ -3,8 +3,8 @@
 //! More are set at once. Before fewer are set, it is asked whether that is allowed, the pods with the highest numbers are drained, and
 //! the replicas follow as far as pods are without requests. A field that another manager owns stays as it is, which is logged once.
 //!
-//! Bounds: the API server is asked about a set every [`LOOK`] while nothing is to be changed, and no sooner than [`RETRY`] after an
-//! error; between two looks while something is to be changed is the second of the caller.
+//! Bounds: the API server is asked about a set every [`LOOK`] while nothing is to be changed and no pod is there that should not be,
+//! and no sooner than [`RETRY`] after an error; between two looks otherwise is the second of the caller.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::config::Pods;
 use crate::fleet::Fleet;
-use crate::fleet::discovery::{apply_replicas, read_replicas};
+use crate::fleet::discovery::{PodsView, apply_replicas, read_replicas};
 
 /// Between two looks while nothing is to be changed.
 const LOOK: Duration = Duration::from_secs(10);
@@ -36,14 +36,32 @@ struct Set {
     why: String,
 }
 
+/// The replicas that a set must have had for the pods that are seen of it and are not being deleted.
+fn replicas_seen(seen: &[PodsView], pool: &str, set: &str) -> u32 {
+    let pods = seen.iter().filter(|view| view.pool == pool).flat_map(|view| &view.pods);
+    let number = |name: &str| name.strip_prefix(set)?.strip_prefix('-')?.parse::<u32>().ok();
+    let staying = pods.filter(|pod| pod.state != "leaving").filter_map(|pod| number(&pod.name));
+    staying.max().map_or(0, |highest| highest.saturating_add(1))
+}
+
 impl Sets {
-    /// One look at the set of a pool, of whose pods `wanted` are to run.
-    pub(super) async fn step(&mut self, fleet: &Fleet, pool: &str, pods: &Pods, wanted: u32, may_stop: bool) {
+    /// One look at the set of a pool, of whose pods `wanted` are to run. `seen`: the pods that there are.
+    pub(super) async fn step(
+        &mut self,
+        fleet: &Fleet,
+        (pool, pods): (&str, &Pods),
+        seen: &[PodsView],
+        wanted: u32,
+        may_stop: bool,
+    ) {
         let Some(name) = &pods.statefulset else { return };
         let set = self.0.entry(pool.to_owned()).or_default();
         if set.not_before.is_some_and(|moment| Instant::now() < moment) {
             return;
         }
+        // With more pods than were known of, another manager may have set more: what is known is asked for anew.
+        let seen = replicas_seen(seen, pool, name);
+        set.have = set.have.filter(|(have, _)| seen <= *have);
         match set.follow(fleet, pool, (pods.namespace.as_deref(), name), wanted, may_stop).await {
             Ok(()) => set.not_before = None,
             Err(why) => {
@@ -59,6 +77,16 @@ impl Sets {
 }
 
 impl Set {
+    /// Whether it has to be asked first if fewer may be set. Once there are no more than wanted, an answer says nothing about later ones:
+    /// another manager may have set more.
+    fn must_ask(&mut self, have: u32, wanted: u32) -> bool {
+        if wanted >= have {
+            self.allowed = None;
+            return false;
+        }
+        self.allowed.is_none_or(|at| at.elapsed() >= RETRY)
+    }
+
     async fn follow(
         &mut self,
         fleet: &Fleet,
@@ -73,7 +101,7 @@ impl Set {
             None => (read_replicas(namespace, name).await?, Instant::now()),
         };
         self.have = Some((have, Instant::now())).filter(|_| known.is_none()).or(known);
-        if wanted < have && self.allowed.is_none_or(|at| at.elapsed() >= RETRY) {
+        if self.must_ask(have, wanted) {
             if let Err(why) = apply_replicas(namespace, name, wanted, true).await {
                 // What was being drained for it serves on.
                 fleet.scale(pool, Some(have), false).await;
@@ -92,5 +120,35 @@ impl Set {
         }
         self.why.clear();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::discovery::PodView;
+
+    #[test]
+    fn pods_of_the_set_that_stay_say_how_many_replicas_it_has_at_least() {
+        let pod = |name: &str, state: &str| PodView { name: name.to_owned(), state: state.to_owned(), why: None };
+        let view = |pool: &str, pods: Vec<PodView>| PodsView { pool: pool.to_owned(), trouble: None, pods };
+        let seen = [
+            view("other", vec![pod("short-9", "managed")]),
+            view("p", vec![pod("short-0", "managed"), pod("short-4", "managed"), pod("short-7", "leaving")]),
+            view("p", vec![pod("long-8", "managed"), pod("short-x", "managed"), pod("short", "managed")]),
+        ];
+        assert_eq!(replicas_seen(&seen, "p", "short"), 5);
+        assert_eq!(replicas_seen(&seen, "other", "short"), 10);
+        assert_eq!(replicas_seen(&seen, "p", "none"), 0);
+    }
+
+    #[test]
+    fn each_time_that_fewer_are_to_be_set_it_is_asked_anew() {
+        let mut set = Set::default();
+        assert!(set.must_ask(3, 2));
+        set.allowed = Some(Instant::now());
+        assert!(!set.must_ask(3, 2), "the answer is new");
+        assert!(!set.must_ask(2, 2), "nothing is to be lowered");
+        assert!(set.must_ask(3, 2), "another manager may have raised them");
     }
 }

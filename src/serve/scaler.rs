@@ -38,7 +38,7 @@ impl App {
                     && let Some(pods) =
                         config.pools.iter().find(|own| own.name == pool).and_then(|own| own.kubernetes.as_ref())
                 {
-                    sets.step(&self.fleet, &pool, pods, wanted, may_stop).await;
+                    sets.step(&self.fleet, (&pool, pods), &self.pods.views(), wanted, may_stop).await;
                     continue;
                 }
                 self.fleet.scale(&pool, wanted, may_stop).await;

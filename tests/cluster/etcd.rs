@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
+use crate::gateways::exchange;
 use crate::ports::free_port;
 
 /// The key of the ledger.
@@ -191,6 +192,19 @@ impl Real {
             assert!(begun.elapsed() < Duration::from_secs(30), "etcd does not start");
             sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// The object of a key.
+    pub(crate) async fn value_of(&self, key: &str) -> Option<Value> {
+        let body = json!({ "key": STANDARD.encode(key) }).to_string();
+        let request = format!(
+            "POST /v3/kv/range HTTP/1.1\r\nhost: e\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let port = self.url.rsplit(':').next()?.parse().ok()?;
+        let answer = exchange(port, &request).await?;
+        let answer: Value = serde_json::from_str(&answer[answer.find('{')?..=answer.rfind('}')?]).ok()?;
+        serde_json::from_slice(&STANDARD.decode(answer["kvs"][0]["value"].as_str()?).ok()?).ok()
     }
 
     pub(crate) async fn kill(&mut self) {

@@ -22,7 +22,7 @@ const KEY: &str = "sluice-ledger-leader";
 const STREAMS: usize = 12;
 
 struct Trio {
-    store: Fake,
+    store: Store,
     engines: Vec<Arc<Engine>>,
     gateways: Vec<Gateway>,
 }
@@ -30,7 +30,11 @@ struct Trio {
 impl Trio {
     /// All of them have a share, and one leads.
     async fn start(leader: &str, state: Option<&Path>, tables: &str) -> Self {
-        let (store, engines) = (Fake::start().await, vec![Engine::start().await, Engine::start().await]);
+        Self::on(Store::Fake(Fake::start().await), leader, state, tables).await
+    }
+
+    async fn on(store: Store, leader: &str, state: Option<&Path>, tables: &str) -> Self {
+        let engines = vec![Engine::start().await, Engine::start().await];
         let mut gateways = Vec::new();
         for name in ["one", "two", "three"] {
             gateways.push(start(&store, &engines, name, leader, state, tables).await);
@@ -74,7 +78,7 @@ impl Trio {
 }
 
 async fn start(
-    store: &Fake,
+    store: &Store,
     engines: &[Arc<Engine>],
     name: &str,
     leader: &str,
@@ -85,7 +89,7 @@ async fn start(
     let fleet = "restarts = 1000\nbackoff = \"200ms\"\nbackoff_max = \"300ms\"";
     let server = "lame_duck = \"5s\"";
     let leader = Leader { lines: &lines, lease: Some(TERM_LEASE), state, server, fleet, tables };
-    Gateway::start(name, &Setup { store: &store.url, mode: "keep", slots: SLOTS, engines, more: "", leader }).await
+    Gateway::start(name, &Setup { store: &store.url(), mode: "keep", slots: SLOTS, engines, more: "", leader }).await
 }
 
 async fn leads(gateway: &Gateway) -> bool {
@@ -193,7 +197,17 @@ async fn request(ports: &[u16], counts: &Counts, tokens: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_killed_is_followed_within_a_lease_and_no_request_is_lost_that_another_one_could_save() {
-    let mut trio = Trio::start("serves", None, "").await;
+    a_killed_leader_is_followed(Store::Fake(Fake::start().await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs etcd: apt-get install etcd-server, or SLUICE_ETCD=program"]
+async fn real_etcd_leader_is_killed() {
+    a_killed_leader_is_followed(Store::Real(Box::new(Real::start().await))).await;
+}
+
+async fn a_killed_leader_is_followed(store: Store) {
+    let mut trio = Trio::on(store, "serves", None, "").await;
     let first = trio.until_one_leads().await;
     for (number, gateway) in trio.gateways.iter().enumerate() {
         let wanted = number == first;
@@ -220,12 +234,23 @@ async fn a_leader_that_is_killed_is_followed_within_a_lease_and_no_request_is_lo
     // Those that had begun at the killed one, or began while they were counted.
     assert!(of(&counts.cut) <= STREAMS as u64, "{counts:?}");
     assert!(of(&counts.whole) > 20, "{counts:?}");
-    assert_eq!(trio.store.value_of(KEY).unwrap()["leaseTransitions"], 1, "{:?}", trio.store.value_of(KEY));
+    let record = trio.store.value_of(KEY).await.unwrap();
+    assert_eq!(record["leaseTransitions"], 1, "{record}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_a_leader_stops_in_order_one_gateway_is_ready_at_any_moment_and_no_stream_is_cut() {
-    let mut trio = Trio::start("serves", None, "").await;
+    a_leader_stops_in_order(Store::Fake(Fake::start().await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs etcd: apt-get install etcd-server, or SLUICE_ETCD=program"]
+async fn real_etcd_leader_stops_in_order() {
+    a_leader_stops_in_order(Store::Real(Box::new(Real::start().await))).await;
+}
+
+async fn a_leader_stops_in_order(store: Store) {
+    let mut trio = Trio::on(store, "serves", None, "").await;
     let first = trio.until_one_leads().await;
     let clients = Clients::begin(trio.ports());
     sleep(Duration::from_secs(1)).await;
@@ -252,8 +277,9 @@ async fn an_upgrade_of_the_leader_gives_the_lead_up_at_once_and_cuts_no_stream()
     let first = trio.until_one_leads().await;
     let clients = Clients::begin(trio.ports());
     sleep(Duration::from_secs(1)).await;
-    let holder =
-        |store: &Fake| store.value_of(KEY).and_then(|record| record["holderIdentity"].as_str().map(str::to_owned));
+    let holder = |store: &Store| {
+        store.fake().value_of(KEY).and_then(|record| record["holderIdentity"].as_str().map(str::to_owned))
+    };
     let (asked, before) = (Instant::now(), holder(&trio.store));
     trio.gateways[first].run(&["--upgrade"]).await;
     while holder(&trio.store).is_none_or(|now| Some(now) == before) {
@@ -370,9 +396,19 @@ async fn what_only_the_leader_may_change_is_refused_elsewhere_with_its_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_store_none_begins_to_lead_and_one_that_leads_stops_in_time_and_serves_on() {
-    let trio = Trio::start("serves", None, "").await;
+    the_store_is_gone(Store::Fake(Fake::start().await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs etcd: apt-get install etcd-server, or SLUICE_ETCD=program"]
+async fn real_etcd_is_gone_and_comes_back() {
+    the_store_is_gone(Store::Real(Box::new(Real::start().await))).await;
+}
+
+async fn the_store_is_gone(store: Store) {
+    let mut trio = Trio::on(store, "serves", None, "").await;
     let first = &trio.gateways[trio.until_one_leads().await];
-    trio.store.set(Mood::Silent);
+    trio.store.take_down().await;
     let gone = Instant::now();
     first.until("it stops to lead", async |gateway| !leads(gateway).await).await;
     assert!(gone.elapsed() < TERM_LEASE, "{:?}", gone.elapsed());
@@ -384,20 +420,22 @@ async fn without_a_store_none_begins_to_lead_and_one_that_leads_stops_in_time_an
         assert_eq!(gateway.is_ready().await, gateway.name == first.name, "{}", gateway.name);
     }
     assert_eq!(stream(first.port, 5).await, Ended::Whole);
-    trio.store.set(Mood::Well);
+    trio.store.bring_back().await;
+    let back = Instant::now();
     trio.until_one_leads().await;
+    eprintln!("one leads {:.2?} after the store was back", back.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_record_is_left_as_it_is_and_a_holder_written_by_hand_is_obeyed() {
     let trio = Trio::start("decides", None, "").await;
     let first = &trio.gateways[trio.until_one_leads().await];
-    trio.store.put_at(KEY, br#"{"holderIdentity":"by-hand","leaseDurationSeconds":3,"leaseTransitions":9}"#);
+    trio.store.fake().put_at(KEY, br#"{"holderIdentity":"by-hand","leaseDurationSeconds":3,"leaseTransitions":9}"#);
     first.until("it stops at once", async |gateway| gateway.log().contains("by-hand leads")).await;
     assert!(!leads(first).await);
     trio.until_one_leads().await;
-    assert_eq!(trio.store.value_of(KEY).unwrap()["leaseTransitions"], 10);
-    trio.store.put_at(KEY, b"[]");
+    assert_eq!(trio.store.fake().value_of(KEY).unwrap()["leaseTransitions"], 10);
+    trio.store.fake().put_at(KEY, b"[]");
     for gateway in &trio.gateways {
         gateway.until("it says so", async |gateway| gateway.log().contains("is no record of who leads")).await;
     }
@@ -405,5 +443,5 @@ async fn what_is_no_record_is_left_as_it_is_and_a_holder_written_by_hand_is_obey
     for gateway in &trio.gateways {
         assert!(!leads(gateway).await, "{}", gateway.name);
     }
-    assert_eq!(trio.store.value_of(KEY), Some(serde_json::json!([])));
+    assert_eq!(trio.store.fake().value_of(KEY), Some(serde_json::json!([])));
 }

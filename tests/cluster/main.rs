@@ -41,6 +41,20 @@ impl Store {
         }
     }
 
+    /// The one in this process.
+    fn fake(&self) -> &Fake {
+        let Self::Fake(fake) = self else { panic!("it is a real etcd") };
+        fake
+    }
+
+    /// The object of a key.
+    async fn value_of(&self, key: &str) -> Option<serde_json::Value> {
+        match self {
+            Self::Fake(fake) => fake.value_of(key),
+            Self::Real(real) => real.value_of(key).await,
+        }
+    }
+
     async fn take_down(&mut self) {
         match self {
             Self::Fake(fake) => fake.set(Mood::Silent),

@@ -25,8 +25,8 @@ NEWER = ("keda.sh/", "monitoring.coreos.com/", "autoscaling/v2")
 
 
 def permissions(root, cluster, namespace, names):
-    """What the chart lets the gateway do, for StatefulSets of these names."""
-    sets = [f"pools[{number}].{key}={value}" for number, name in enumerate(names)
+    """What the chart lets the gateways do, two of them, for StatefulSets of these names."""
+    sets = ["replicas=2"] + [f"pools[{number}].{key}={value}" for number, name in enumerate(names)
             for key, value in (("name", name), ("managed", "true"), ("engines.replicas", 1), ("engines.image", "x"), ("engines.command[0]", "x"))]
     done = subprocess.run([root / "bin/helm", "template", "sluice", CHART, "--namespace", namespace, "-s", "templates/rbac.yaml", "--set", ",".join(sets)],
                           capture_output=True, text=True, timeout=60)

@@ -4,6 +4,8 @@ import http.client
 import json
 import os
 import pathlib
+import random
+import signal
 import subprocess
 import threading
 import time
@@ -20,13 +22,26 @@ def binary():
     return path
 
 
+def ask(host, port, method, path, body=None):
+    """Status and text of an answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
 class Gateway:
-    def __init__(self, folder, name, kubeconfig, pods, extra=""):
-        self.client, self.admin, self.file = free_port(), free_port(), folder / f"{name}.toml"
+    """`extra`: further lines of the pool, then further tables. `state`: a folder that several gateways share."""
+
+    def __init__(self, folder, name, kubeconfig, pods, extra="", state=None):
+        self.name, self.client, self.admin, self.file = name, free_port(), free_port(), folder / f"{name}.toml"
         self.file.write_text("\n".join([
             "[server]", f'listen = "127.0.0.1:{self.client}"', f'admin = "127.0.0.1:{self.admin}"', 'drain_timeout = "20s"',
             "[health]", 'probe_interval = "300ms"',
-            "[fleet]", f'state = "{folder}/{name}.state"', 'ramp = "1s"', "warm_up = 2", 'backoff = "500ms"', 'settle = "1s"',
+            "[fleet]", f'state = "{folder}/{state or name}.state"', 'ramp = "1s"', "warm_up = 2", 'backoff = "500ms"', 'settle = "1s"',
             "[[pool]]", 'name = "p"', 'queue = { timeout = "60s" }', f"kubernetes = {{ {pods} }}", extra]) + "\n")
         self.process = Process(name, [binary(), "serve", "--config", self.file], folder / f"{name}.log",
                                {**os.environ, "KUBECONFIG": str(kubeconfig)})
@@ -39,13 +54,7 @@ class Gateway:
             return False
 
     def ask(self, method, path, port=None, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.admin, timeout=30)
-        try:
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        return ask("127.0.0.1", port or self.admin, method, path, body)
 
     def status(self):
         return json.loads(self.ask("GET", "/admin/status")[1])
@@ -66,45 +75,71 @@ class Gateway:
                               timeout=seconds, stdin=subprocess.DEVNULL)
         return done.returncode, done.stdout + done.stderr
 
-    def stop(self):
-        self.process.stop()
+    def is_ready(self):
+        """As a load balancer asks."""
+        try:
+            return self.ask("GET", "/ready", self.client)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def cluster(self):
+        """What it says about its share and about which gateway leads; nothing if it does not answer."""
+        try:
+            return self.status().get("cluster") or {}
+        except (OSError, http.client.HTTPException):
+            return {}
+
+    def leads(self):
+        return (self.cluster().get("leader") or {}).get("leads", False)
+
+    def log(self):
+        return self.process.log_path.read_text(errors="replace")
+
+    def stop(self, how=signal.SIGTERM):
+        self.process.stop(how)
+
+
+def stream(port, tokens=48):
+    """One streamed request. Returns the backend, what is wrong with the answer, and whether any of it came."""
+    backend = answer = None
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+    try:
+        body = json.dumps({"model": "m", "prompt": "one two three", "max_tokens": tokens, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        backend = answer.getheader("x-sluice-backend")
+        text = answer.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        return backend, repr(error), answer is not None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        return backend, f"{answer.status} {text[:200]}", answer.status != 503
+    whole = text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text.replace(": ", ":").replace(" ", "")
+    return backend, None if whole else f"cut: {text[-200:]}", True
 
 
 class Load:
     """Clients that stream, one request after the other. Whatever is not a whole stream is lost."""
 
-    def __init__(self, gateway):
-        self.gateway, self.ended, self.lost, self.streams, self.where = gateway, False, [], 0, {}
+    def __init__(self, gateway, clients=CLIENTS, tokens=48):
+        self.gateway, self.tokens, self.ended, self.lost, self.streams, self.where = gateway, tokens, False, [], 0, {}
         self.lock = threading.Lock()
-        self.threads = [threading.Thread(target=self.client, daemon=True) for _ in range(CLIENTS)]
+        self.threads = [threading.Thread(target=self.client, daemon=True) for _ in range(clients)]
         for thread in self.threads:
             thread.start()
 
     def client(self):
         while not self.ended:
-            try:
-                backend, problem = self.stream()
-            except (OSError, http.client.HTTPException) as error:
-                backend, problem = None, repr(error)
-            with self.lock:
-                self.streams += 1
-                self.where[backend] = self.where.get(backend, 0) + 1
-                if problem:
-                    self.lost.append(f"{backend}: {problem}")
+            backend, problem, _ = stream(self.gateway.client, self.tokens)
+            self.count(backend, problem and f"{backend}: {problem}")
 
-    def stream(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.client, timeout=90)
-        try:
-            body = json.dumps({"model": "m", "prompt": "one two three", "max_tokens": 48, "stream": True})
-            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-            answer = connection.getresponse()
-            backend, text = answer.getheader("x-sluice-backend"), answer.read().decode()
-        finally:
-            connection.close()
-        if answer.status != 200:
-            return backend, f"{answer.status} {text[:200]}"
-        whole = text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text.replace(": ", ":").replace(" ", "")
-        return backend, None if whole else f"cut: {text[-200:]}"
+    def count(self, backend, problem=None):
+        with self.lock:
+            self.streams += 1
+            self.where[backend] = self.where.get(backend, 0) + 1
+            if problem:
+                self.lost.append(problem)
 
     def since(self):
         """Counts of streams by backend, to compare with later ones."""
@@ -119,5 +154,40 @@ class Load:
         self.ended = True
         for thread in self.threads:
             thread.join(100)
-        time.sleep(0)
         return self.streams, self.lost
+
+
+class Balanced(Load):
+    """Clients behind a load balancer with health checks: a request goes to a gateway that is ready, and to another one if nothing of an
+    answer has come. It is lost if no gateway has served it within `GIVES_UP` seconds; a stream that had begun is cut, by gateway."""
+
+    GIVES_UP = 60
+
+    def __init__(self, gateways, **named):
+        self.gateways, self.cut, self.again, self.gap, self.last = gateways, {}, 0, 0.0, time.monotonic()
+        super().__init__(None, **named)
+
+    def client(self):
+        while not self.ended:
+            self.request()
+
+    def request(self):
+        began = time.monotonic()
+        while time.monotonic() - began < self.GIVES_UP:
+            for gateway in random.sample(self.gateways, len(self.gateways)):
+                if not gateway.is_ready():
+                    continue
+                backend, problem, came = stream(gateway.client, self.tokens)
+                with self.lock:
+                    if problem and came:
+                        self.cut[gateway.name] = self.cut.get(gateway.name, 0) + 1
+                    elif problem:
+                        self.again += 1
+                    else:
+                        now = time.monotonic()
+                        self.gap, self.last = max(self.gap, now - self.last), now
+                if came:
+                    self.count(backend)
+                    return
+            time.sleep(0.02)
+        self.count(None, f"not served within {self.GIVES_UP} s")

@@ -2,16 +2,20 @@
 
 A pod gets an address of its own (127.0.0.2 and on) and its container's words as a process. Its status says what a kubelet would say:
 running, ready, its exit status, restarts. A deleted pod gets SIGTERM after its preStop sleep and is gone when its process is.
-Pods with an image that contains `missing` cannot be pulled.
+Pods with an image that contains `missing` cannot be pulled. `limits.memory` of the container is a memory cgroup, where one can be made:
+the kernel kills an engine that is above it, and its end has the reason OOMKilled for that alone.
 """
 
 import http.client
+import pathlib
 import signal
+import sys
 import threading
 import time
 import traceback
 
 from cluster import NAMESPACE, Process, Refused
+from memory import MemoryGroup
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 PRE_STOP_SECONDS = 2.0
@@ -28,8 +32,13 @@ class Engine:
     def __init__(self, pod, address, binary, folder, refused=None):
         container = pod["spec"]["containers"][0]
         self.uid, self.name, self.address = pod["metadata"]["uid"], pod["metadata"]["name"], address
-        words = container["command"][1:] + container.get("args", []) + ["--host", address]
-        self.words, self.binary, self.log = words, binary, folder / f"{self.name}.log"
+        command = container["command"]
+        words = command[1:] + container.get("args", []) + ["--host", address]
+        self.words, self.log = words, folder / f"{self.name}.log"
+        self.program = [binary] if command[0] == "sluice" else [sys.executable, "-B", pathlib.Path(__file__).with_name(command[0])]
+        memory = container.get("resources", {}).get("limits", {}).get("memory")
+        self.group = MemoryGroup.make(self.uid, int(memory.removesuffix("Mi")) << 20) if memory else None
+        self.kills = 0
         self.restarts, self.last, self.going, self.reason, self.process = 0, None, None, None, None
         self.missing = "missing" in container["image"]
         if refused in words:
@@ -39,7 +48,8 @@ class Engine:
             self.start()
 
     def start(self):
-        self.process = Process(self.name, [self.binary, *self.words], self.log)
+        words = [*self.program, *self.words]
+        self.process = Process(self.name, self.group.enter(words) if self.group else words, self.log)
 
     def healthy(self, port=8000):
         if self.process is None or not self.process.runs():
@@ -55,10 +65,21 @@ class Engine:
         if self.process is not None and not self.process.runs() and self.going is None:
             code = self.process.process.returncode
             code = 128 - code if code < 0 else code
+            if self.group:
+                self.group.end()
+                kills = self.group.kills()
+                if kills > self.kills:
+                    self.kills, self.reason = kills, "OOMKilled"
             self.last = {"terminated": {"exitCode": code, "reason": self.reason or "Error", "startedAt": now(), "finishedAt": now(),
                                         "message": self.log.read_text(errors="replace")[-2000:]}}
             self.restarts, self.reason = self.restarts + 1, None
             self.start()
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process:
+            self.process.stop(how)
+        if self.group:
+            self.group.remove()
 
     def container(self):
         state = {"running": {"startedAt": now()}}
@@ -95,9 +116,7 @@ class Node(threading.Thread):
         for uid, pod in pods.items():
             self.care(uid, pod)
         for uid in [uid for uid in self.engines if uid not in pods]:
-            engine = self.engines.pop(uid)
-            if engine.process:
-                engine.process.stop()
+            self.engines.pop(uid).stop()
 
     def care(self, uid, pod):
         name = pod["metadata"]["name"]
@@ -141,5 +160,4 @@ class Node(threading.Thread):
         self.ended = True
         self.join(10)
         for engine in self.engines.values():
-            if engine.process:
-                engine.process.stop(signal.SIGKILL)
+            engine.stop(signal.SIGKILL)

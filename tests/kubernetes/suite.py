@@ -1,4 +1,5 @@
-"""The gateway before pods of a real API server: what comes, what goes, what does not come up, and what it may not touch.
+"""The gateway before pods of a real API server: what comes, what goes, what does not come up, and what it may not touch; and two
+gateways that hold one limit, of which one leads.
 
 Usage: suite.py ROOT [STEP...]      (ROOT from ./setup; `./run` does both)
 
@@ -10,66 +11,17 @@ that the first line names.
 import pathlib
 import signal
 import sys
-import tempfile
 import time
 import traceback
 
-from chart import check_chart, permissions
-from cluster import NAMESPACE, Cluster, Failed, free_port, until
-from gateway import Gateway, Load, binary
-from node import GATE, PODS, Node
-
-SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
-
-
-def check(condition, message):
-    if not condition:
-        raise Failed(message)
-
-
-def statefulset(name, replicas, image="registry/sluice:1"):
-    """A StatefulSet of engines, without arguments of the container: those are the gateway's."""
-    labels = {"app": name}
-    container = {"name": "engine", "image": image, "command": ["sluice", "sim", "m", "--port", "8000"],
-                 "terminationMessagePolicy": "FallbackToLogsOnError"}
-    pod = {"automountServiceAccountToken": False, "terminationGracePeriodSeconds": 30, "readinessGates": [{"conditionType": GATE}],
-           "containers": [container]}
-    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": {"serviceName": name, "replicas": replicas, "podManagementPolicy": "Parallel", "selector": {"matchLabels": labels},
-                     "template": {"metadata": {"labels": labels}, "spec": pod}}}
-
-
-class World:
-    def __init__(self, root):
-        self.root = root
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-kubernetes-"))
-        print(f"logs: {self.folder}", flush=True)
-        self.cluster = Cluster(root, self.folder)
-        self.node = Node(self.cluster, binary(), self.folder)
-        self.gateway = None
-        permissions(root, self.cluster, NAMESPACE, ["short", "broken"])
-        self.account = self.cluster.account("sluice")
-
-    def apply(self, manifest):
-        path = f"{SETS}/{manifest['metadata']['name']}?fieldManager=owner&force=true"
-        self.cluster.patch(path, manifest, "apply")
-
-    def scale(self, name, replicas):
-        self.cluster.patch(f"{SETS}/{name}", {"spec": {"replicas": replicas}})
-
-    def start(self, name, pods):
-        self.gateway = Gateway(self.folder, name, self.account, pods)
-
-    def in_use(self, *names, seconds=60):
-        until(f"{names} in use", lambda: all(self.gateway.states().get(n) == "in_use" for n in names), seconds)
-
-    def pod(self, name):
-        return self.cluster.get(f"{PODS}/{name}")
-
-    def stop(self):
-        for part in (self.gateway, self.node, self.cluster):
-            if part:
-                part.stop()
+from chart import check_chart
+from cluster import NAMESPACE, Failed, free_port, until
+from disruption import eviction, out_of_memory, replicas_follow_the_load
+from gateway import Gateway, Load
+from node import PODS
+from several import (cluster_without_permission, election_without_api_server, leader_that_decides_is_killed, leader_that_serves_is_killed,
+                     ledger_in_a_config_map)
+from world import SETS, World, check, is_ready, serves, statefulset
 
 
 def no_cluster_and_no_permission(world):
@@ -113,10 +65,6 @@ def discovery(world):
     streams, lost = load.stop()
     check(not lost, f"{len(lost)} of {streams} lost: {lost[:3]}")
     return f"{streams} streams, 0 lost"
-
-
-def is_ready(pod):
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
 
 
 def api_server_is_killed(world):
@@ -169,12 +117,6 @@ def args(world, name):
     return world.pod(name)["spec"]["containers"][0].get("args", [])
 
 
-def serves(world, name, seqs):
-    """Whether the gateway's engine of this pod serves with this flag."""
-    engine = world.gateway.backends().get(name, {}).get("engine") or {}
-    return engine.get("step") == "serve" and f"max-num-seqs={seqs}" in engine["settings"]
-
-
 def flags_are_applied(world):
     """The flags of the configuration reach the pods one by one from the highest number down, without a lost stream."""
     world.gateway.stop()
@@ -182,7 +124,7 @@ def flags_are_applied(world):
     until("two pods", lambda: not world.cluster.exists(f"{PODS}/short-2"))
     uids = {n: world.pod(n)["metadata"]["uid"] for n in ("short-0", "short-1")}
     world.start("managed", MANAGED.format(64))
-    until("both serve", lambda: all(serves(world, n, 64) for n in uids), 120)
+    until("both serve", lambda: all(serves(world.gateway, n, 64) for n in uids), 120)
     check(all(world.pod(n)["metadata"]["uid"] != uids[n] for n in uids), "a pod was not replaced")
     check(all("--max-num-seqs=64" in args(world, n) for n in uids), "a pod has other arguments")
     uids = {n: world.pod(n)["metadata"]["uid"] for n in ("short-0", "short-1")}
@@ -212,15 +154,15 @@ def flags_that_do_not_start_go_back(world):
     load = Load(world.gateway)
     code, text = world.gateway.sluice("backend", "restart", "p/short-1", "--set", "max-num-seqs=16", "--wait")
     check(code != 0 and "unknown_flag" in text and "--no-such-flag" in text, text)
-    check(serves(world, "short-1", 32) and "--max-num-seqs=32" in args(world, "short-1"), args(world, "short-1"))
+    check(serves(world.gateway, "short-1", 32) and "--max-num-seqs=32" in args(world, "short-1"), args(world, "short-1"))
     check(world.pod("short-0")["metadata"]["uid"] == uids["short-0"], "short-0 was replaced")
     code, text = world.gateway.sluice("backend", "restart", "p/short-1", "--set", "max-num-seqs=24", "--wait")
     check(code == 0, text)
     uid = world.pod("short-1")["metadata"]["uid"]
     code, text = world.gateway.sluice("backend", "restart", "p/short-0", "--set", "max-num-seqs=24", "--wait")
     check(code != 0 and "unknown_flag" in text, text)
-    check(serves(world, "short-0", 32) and "--max-num-seqs=32" in args(world, "short-0"), args(world, "short-0"))
-    check(world.pod("short-1")["metadata"]["uid"] == uid and serves(world, "short-1", 24), "short-1 was taken back, too")
+    check(serves(world.gateway, "short-0", 32) and "--max-num-seqs=32" in args(world, "short-0"), args(world, "short-0"))
+    check(world.pod("short-1")["metadata"]["uid"] == uid and serves(world.gateway, "short-1", 24), "short-1 was taken back, too")
     streams, lost = load.stop()
     check(not lost, f"{len(lost)} of {streams} lost: {lost[:3]}")
     return f"{streams} streams, 0 lost; {text.strip().splitlines()[-1][:150]}"
@@ -233,7 +175,7 @@ def a_deleted_pod_comes_back(world):
     uid = world.pod("short-1")["metadata"]["uid"]
     world.cluster.delete(f"{PODS}/short-1")
     until("the next pod", lambda: world.cluster.exists(f"{PODS}/short-1") and world.pod("short-1")["metadata"]["uid"] != uid)
-    until("it serves", lambda: serves(world, "short-1", 24))
+    until("it serves", lambda: serves(world.gateway, "short-1", 24))
     load.served_by(["short-0", "short-1"], load.since())
     streams, lost = load.stop()
     check(not lost, f"{len(lost)} of {streams} lost: {lost[:3]}")
@@ -249,7 +191,7 @@ def others_own_the_arguments(world):
     code, text = world.gateway.sluice("backend", "restart", "p/short-1", "--set", "max-num-seqs=16", "--wait")
     check(code != 0 and "managed_elsewhere" in text and 'conflict with "operator"' in text, text)
     check(all(world.pod(n)["metadata"]["uid"] == uids[n] for n in uids), "something was touched")
-    check(serves(world, "short-0", 32) and serves(world, "short-1", 24), world.gateway.backends())
+    check(serves(world.gateway, "short-0", 32) and serves(world.gateway, "short-1", 24), world.gateway.backends())
     return text.strip().splitlines()[-1][:300]
 
 
@@ -257,8 +199,11 @@ def chart(world):
     return check_chart(world.root, world.cluster)
 
 
-STEPS = [chart, no_cluster_and_no_permission, discovery, api_server_is_killed, failures, flags_are_applied, flags_that_do_not_start_go_back,
-         a_deleted_pod_comes_back, others_own_the_arguments]
+STEPS = [
+    chart, no_cluster_and_no_permission, discovery, api_server_is_killed, failures, flags_are_applied, flags_that_do_not_start_go_back,
+    a_deleted_pod_comes_back, others_own_the_arguments, out_of_memory, eviction, replicas_follow_the_load, leader_that_serves_is_killed,
+    leader_that_decides_is_killed, election_without_api_server, ledger_in_a_config_map, cluster_without_permission,
+]
 
 
 def main(root, wanted):

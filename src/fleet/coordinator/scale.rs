@@ -12,8 +12,9 @@
 //! drained here before the replicas are lowered, which the caller does.
 //!
 //! An engine that an operator drained or that waits for one (`Hold`) is not available, and one that waits for its next attempt is
-//! replaced meanwhile. While a rollout waits because the other engines could not carry the load, one more is wanted, so that it
-//! goes on. An engine whose drain takes longer than `fleet.drain` serves on, and the next one is tried after that time.
+//! replaced meanwhile. While a rollout waits because the other engines could not carry the load, one more listed engine is wanted, so
+//! that it goes on; a StatefulSet gets no further pod for it. An engine whose drain takes longer than `fleet.drain` serves on, and the
+//! next one is tried after that time.
 //!
 //! [`preflight`]: crate::engine::preflight
 

@@ -3,7 +3,8 @@
 //! The gateway's own lines are written from the configured level on, those of libraries from `warn` on or the configured
 //! level, whichever is higher: pingora logs every step of its start at `info`. Its errors remain: on the request path
 //! they are failed accepts, which an operator must see. A client that disconnects is an outcome in metrics and the
-//! access log, not a log line.
+//! access log, not a log line. The client of Kubernetes logs each call that fails as an error, several a second while the API server
+//! is away; the gateway has each error in words and says it once, so those lines are left out above `debug`.
 //!
 //! `RUST_LOG` replaces all of this, in its usual syntax. Lines of libraries that use the `log` facade (pingora,
 //! tokenizers) come through the same filter.
@@ -57,9 +58,9 @@ fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, ParseErr
 
 fn directives(level: LogLevel) -> &'static str {
     match level {
-        LogLevel::Error => "error",
-        LogLevel::Warn => "warn",
-        LogLevel::Info => "warn,sluice=info",
+        LogLevel::Error => "error,kube_client=off",
+        LogLevel::Warn => "warn,kube_client=off",
+        LogLevel::Info => "warn,sluice=info,kube_client=off",
         LogLevel::Debug => "warn,sluice=debug",
         LogLevel::Trace => "warn,sluice=trace",
     }
@@ -72,9 +73,16 @@ mod tests {
     #[test]
     fn libraries_log_from_warn_on_and_never_above_the_configured_level() {
         let text = |level| filter(level, None).unwrap().to_string();
-        assert_eq!(text(LogLevel::Error), "error");
+        assert_eq!(text(LogLevel::Error), "kube_client=off,error");
         let info = text(LogLevel::Info);
         assert!(info.contains("sluice=info") && info.contains("warn"), "{info}");
+    }
+
+    #[test]
+    fn each_failed_call_of_the_kubernetes_client_is_logged_from_debug_on_alone() {
+        let is_off = |level| filter(level, None).unwrap().to_string().contains("kube_client=off");
+        assert!([LogLevel::Error, LogLevel::Warn, LogLevel::Info].into_iter().all(is_off));
+        assert!(![LogLevel::Debug, LogLevel::Trace].into_iter().any(is_off));
     }
 
     #[test]
