@@ -2,38 +2,37 @@
 //!
 //! Each gateway writes what it wants with its renewal, and uses its part of the [division](crate::division) as soon as that is
 //! written, less what others have in use above theirs. All compute the same division of the same ledger, so the parts sum to the
-//! limit. No part is taken back from a gateway before another uses it: while demand moves, a key may use more for as long as one
-//! renewal takes, at most what the gateways had before and after. What a gateway has in flight that no longer renews is not counted after its lease.
-//! A gateway without a share in the ledger has no part.
+//! limit. No part is taken back from a gateway before another uses it: while demand moves, more may begin for as long as one
+//! renewal takes, at most what the gateways had before and after, and counts until it ends. What a gateway has in flight that no
+//! longer renews is not counted after its lease; in mode `keep` it goes on with its last part while the others divide all of it.
+//! A gateway that is not in the ledger has no part.
+//!
+//! Bounds: the claims of all gateways take a quarter of an object; those with the smallest demand are left out, and get what
+//! gateways get that want nothing.
 //!
 //! Where there are fewer units than gateways that want one, each has its turn for some writes of the ledger.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 use crate::division::{Claim, divide};
-use crate::ledger::{Ledger, is_gateway};
+use crate::key_claim::{KeyClaim, UNITS};
+use crate::ledger::{BYTES_MAX, Entry, Ledger, is_gateway};
 
-/// Limits of a key.
-pub const UNITS: usize = 5;
 /// Writes of each gateway for which the first of those that want a unit that is too rare stays the first.
 const TURN: u64 = 4;
 
-/// What a gateway wants of the limits of a key. The meaning of the units is the caller's; it must be the same at all gateways.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeyClaim {
-    /// In use, and asked for.
-    pub wanted: [u64; UNITS],
-    /// The largest request.
-    pub largest: [u64; UNITS],
-    /// In use.
-    pub used: [u64; UNITS],
-}
-
-impl KeyClaim {
-    /// Whether it wants nothing, which need not be written.
-    pub fn is_none(&self) -> bool {
-        self.wanted == [0; UNITS]
-    }
+/// The claims that one of so many gateways may write.
+pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> BTreeMap<String, KeyClaim> {
+    let mut left = BYTES_MAX / 4 / gateways.max(1);
+    let mut by_demand: Vec<(&String, &KeyClaim)> = claims.iter().collect();
+    by_demand.sort_by_key(|(_, claim)| std::cmp::Reverse(claim.wanted));
+    let fits = |(name, _): &(&String, &KeyClaim)| {
+        let bytes = KeyClaim::bytes(name);
+        let fits = bytes <= left;
+        left = left.saturating_sub(bytes);
+        fits
+    };
+    by_demand.into_iter().take_while(fits).map(|(name, claim)| (name.clone(), *claim)).collect()
 }
 
 /// The parts of a gateway of the limits of a key; a unit without a limit is not divided.
@@ -44,13 +43,13 @@ pub fn parts(ledger: &Ledger, id: &str, key: &str, limits: &[Option<u64>; UNITS]
     let turn = ledger.writes / (TURN * count);
     std::array::from_fn(|unit| {
         let Some(limit) = limits[unit] else { return u64::MAX };
-        let claim = |(place, (_, entry)): (u64, &(&String, &crate::ledger::Entry))| {
+        let claim = |(place, (_, entry)): (u64, &(&String, &Entry))| {
             let claim = entry.keys.get(key).copied().unwrap_or_default();
             Claim { wanted: claim.wanted[unit], need: claim.largest[unit], since: (place + turn) % count }
         };
         let claims: Vec<Claim> = (0..).zip(&gateways).map(claim).collect();
         let parts = divide(limit, &claims);
-        let above = |(place, (_, entry)): (usize, &(&String, &crate::ledger::Entry))| {
+        let above = |(place, (_, entry)): (usize, &(&String, &Entry))| {
             let used = entry.keys.get(key).map_or(0, |claim| claim.used[unit]);
             if place == own { 0 } else { used.saturating_sub(parts[place]) }
         };
@@ -61,7 +60,7 @@ pub fn parts(ledger: &Ledger, id: &str, key: &str, limits: &[Option<u64>; UNITS]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{EARLIER, Entry};
+    use crate::ledger::EARLIER;
 
     fn ledger(wanted: &[u64]) -> Ledger {
         let mut ledger = Ledger::new("a".to_owned());
@@ -95,6 +94,22 @@ mod tests {
         let mut ledger = ledger(&[9, 9]);
         ledger.gateways.get_mut("g1").unwrap().keys.get_mut("k").unwrap().used = [8; UNITS];
         assert_eq!(of_all(&ledger, 10), [2, 5]);
+    }
+
+    #[test]
+    fn claims_take_a_quarter_of_an_object_at_most() {
+        let claim = |key: u64| {
+            let claim = KeyClaim { wanted: [key; UNITS], largest: [1; UNITS], used: [key; UNITS] };
+            (format!("key-{key:05}"), claim)
+        };
+        let all: BTreeMap<_, _> = (0..10_000).map(claim).collect();
+        let mut ledger = ledger(&[]);
+        for gateway in 0..8 {
+            let entry = Entry { keys: bounded(&all, 8), ..Entry::default() };
+            assert!(entry.keys.contains_key("key-09999") && !entry.keys.contains_key("key-00000"));
+            ledger.gateways.insert(format!("g{gateway}"), entry);
+        }
+        assert!(ledger.to_bytes().len() < BYTES_MAX / 2, "{}", ledger.to_bytes().len());
     }
 
     #[test]

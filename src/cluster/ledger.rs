@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::amounts::{Amounts, Limit, Unit};
-use crate::keys::KeyClaim;
+use crate::key_claim::KeyClaim;
 
 /// The version that this program writes.
 pub const VERSION: u32 = 1;

@@ -33,6 +33,7 @@
 //! Bounds: [`GATEWAYS_MAX`] gateways in a ledger.
 
 pub mod amounts;
+mod key_claim;
 pub mod ledger;
 pub mod division;
 pub mod keys;
@@ -50,7 +51,7 @@ mod tests;
 
 pub use amounts::{Amounts, Limit, Unit};
 pub use election::{Candidate, NotARecord, Record};
-pub use keys::KeyClaim;
+pub use key_claim::{KeyClaim, UNITS};
 pub use ledger::{EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, VERSION};
 pub use member::{Identity, Member, Plan, Rules};
 pub use notice::{Notice, Standing};

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use crate::amounts::{Amounts, Unit};
 use crate::census::Census;
-use crate::keys::KeyClaim;
+use crate::key_claim::KeyClaim;
+use crate::keys::bounded;
 use crate::ledger::{BACKENDS_MAX, EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, is_gateway};
 use crate::line::Line;
 use crate::notice::{NOTICES_MAX, Notice, Standing, name};
@@ -335,7 +336,7 @@ impl Member {
         gone.for_each(|(_, own)| own.room = Amounts::default());
         let beat = self.beat + 1;
         let lease_ms = self.rules.lease.as_millis() as u64;
-        let keys = if self.leaving { BTreeMap::new() } else { self.keys.clone() };
+        let keys = if self.leaving { BTreeMap::new() } else { bounded(&self.keys, ledger.gateways.len()) };
         let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys };
         let mut rooms = BTreeMap::new();
         for (backend, usage) in local {

@@ -24,7 +24,7 @@ use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::lengths::Lengths;
 use crate::limits::{Bounds, Knob, Limits, PoolLimits};
 use crate::moves::{Direction, Move, Steps, candidates};
-use crate::window::{Score, Window};
+use crate::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
 const REQUESTS: f64 = 200.0;
@@ -107,10 +107,13 @@ pub struct Controller {
     /// What each pool lost in that window, and the lengths of its prompts.
     pub(crate) losses: Vec<f64>,
     pub(crate) lengths: Vec<Lengths>,
+    pub(crate) lost_by_request: Vec<f64>,
     pub(crate) bounds: Bounds,
     pub(crate) target: f64,
     pub(crate) horizon: Duration,
     pub(crate) limits: Limits,
+    /// Limits that a simulation has shown to be better.
+    pub(crate) suggested: Option<Move>,
     pub(crate) state: State,
     pub(crate) steps: Steps,
     pub(crate) blocks: Blocks,
@@ -131,6 +134,7 @@ impl Controller {
         Self {
             losses: vec![0.0; names.len()],
             lengths: vec![Lengths::default(); names.len()],
+            lost_by_request: vec![0.0; names.len()],
             names,
             acting,
             proposal: None,
@@ -142,6 +146,7 @@ impl Controller {
             target,
             horizon,
             limits,
+            suggested: None,
             state: State::Watching,
             steps: Steps::default(),
             blocks: Blocks::default(),
@@ -164,9 +169,25 @@ impl Controller {
 
     /// Its engines have changed, and these limits of the pool at this position are a part of that.
     pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
-        self.limits.0[pool] = limits;
+        if let State::Measuring(trial) | State::Settling(_, _, Some(trial)) = &self.state {
+            // It was never judged.
+            self.limits = trial.before.clone();
+        }
+        // Boundaries belong to the pools beside, too.
+        self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
         self.state = State::Settling(now, now + SETTLE.0, None);
         Action::Begin
+    }
+
+    /// These limits of the pool at this position are tried next: a simulation has shown that they are better.
+    pub fn suggest(&mut self, pool: usize, limits: PoolLimits, why: &str) {
+        let to = PoolLimits { range: self.limits.0[pool].range, ..limits };
+        let now = self.limits.0[pool];
+        let Some(knob) = Knob::ALL.into_iter().find(|knob| to.show(*knob) != now.show(*knob)) else { return };
+        let mut all = self.limits.clone();
+        all.0[pool] = to;
+        let direction = Direction { pool, knob, up: true };
+        self.suggested = Some(Move { direction, to: all, why: why.to_owned() });
     }
 
     /// Puts limits in force that an earlier controller of the same pools kept.
@@ -260,6 +281,7 @@ impl Controller {
         self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
         self.experience = Experience { misses: !is_met, lost: window.lost() };
         self.losses = window.pools.iter().map(|pool| pool.causes.iter().sum()).collect();
+        self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
         // An operator may be reading a proposal.
         let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
@@ -275,7 +297,7 @@ impl Controller {
     fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
         let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
         let all = candidates(window, &self.limits, &self.bounds, &self.steps);
-        let Some(step) = all.into_iter().find(is_open) else {
+        let Some(step) = self.suggested.take().into_iter().chain(all).find(is_open) else {
             self.belief.1 += "; what may help was tried and did not";
             self.proposal = None;
             self.stuck_since.get_or_insert(now);

@@ -1,4 +1,6 @@
-//! What others see of a [`Controller`].
+//! What others see of a [`Controller`]: its pools and limits, what it believes and does, and since when.
+//!
+//! Nothing here changes what it does next. The tuner of all pools, which asks, has the reports that an operator reads.
 
 use std::time::Duration;
 
@@ -40,6 +42,11 @@ impl Controller {
     /// The limits that shall be in force.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// What a request of the pool at this position lost in that window.
+    pub(crate) fn loss_of(&self, pool: usize) -> f64 {
+        self.lost_by_request[pool]
     }
 
     /// Limits of the pool at this position that may be better than those in force once its engines have other flags.

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Look, Need, Order};
+use crate::engine_saved::Closed;
 use crate::engine_tuner::{
-    ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, COPIES, Closed, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
+    ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, COPIES, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
 };
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Candidate, Question};
+use crate::limits::PoolLimits;
 use crate::pooled::Subject;
 use crate::proof::Load;
 
@@ -127,7 +129,17 @@ impl EngineTuner {
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
         self.state = State::Watching(look.now + wait);
         let answer = &self.pooled.add(&question, answer);
-        let Some(best) = self.best(&question, answer, need) else {
+        let best = self.best(&question, answer, need);
+        let certain = best.as_ref().map_or(0.0, |best| best.certain);
+        if let Some((limits, why)) =
+            free_gain(&question, answer, certain).filter(|_| unexplained(answer, need).is_none())
+        {
+            self.belief = format!("{why}: tried without a change of engines");
+            self.suggested = Some((question.pool, limits, why));
+            self.proposal = None;
+            return;
+        }
+        let Some(best) = best else {
             self.belief = match unexplained(answer, need) {
                 Some(why) => format!("{why}, and the engines show no reason for it"),
                 None => "no change of a flag is expected to help".to_owned(),
@@ -137,15 +149,11 @@ impl EngineTuner {
         };
         let Best { candidate, certain, forecast, why } = best;
         let Candidate { flag, to, limits: with } = candidate;
+        let place = need.pools.iter().position(|pool| *pool == question.pool);
         let loss = answer.now.filter(|_| forecast.is_some()).map_or(need.score.loss, |now| now.loss);
         let from = question.flags[&flag];
-        let names = |engine: &&EngineState| engine.pool == question.pool;
-        let mut backends: Vec<String> =
-            look.engines.iter().filter(names).map(|engine| engine.backend.clone()).collect();
         self.numbers += 1;
-        // Not always the same engine.
-        let first = self.numbers as usize % backends.len().max(1);
-        backends.rotate_left(first);
+        let backends = backends(look, &question.pool, self.numbers as usize);
         let count = backends.len() as f64;
         let dwell = lasted.clamp(DWELL.0, DWELL.1);
         let absence = answer.absence.unwrap_or(1.0 / count);
@@ -174,7 +182,7 @@ impl EngineTuner {
             from,
             to,
             limits: with,
-            loss_before: need.score.loss,
+            loss_before: place.and_then(|at| need.losses.get(at)).copied().unwrap_or(need.score.loss),
             forecast,
             // What waiting costs is part of the forecast; without one, requests must be so late that it hardly matters.
             crowded: forecast.is_some() || need.score.loss >= GROSS_LOSS,
@@ -226,7 +234,9 @@ impl EngineTuner {
                     100.0 * now.attainment
                 );
                 let certain = self.trust.certain(gain, forecast.error);
+                // A restart is for what the flag gains, not for what its limits gain without it.
                 let measured = unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
+                let certain = certain.min(self.trust.certain(measured, forecast.error));
                 Some(Best { candidate: *one, certain, forecast: Some(measured), why })
             });
         each.filter(|best| best.certain > 0.0).max_by(|one, other| one.certain.total_cmp(&other.certain))
@@ -241,6 +251,8 @@ impl EngineTuner {
             Some("the restarts of this hour are used up".to_owned())
         } else if self.overspent(look) {
             Some("changes have used up their part of the error budget".to_owned())
+        } else if look.needs.iter().any(|need| need.busy && need.pools.contains(&change.pool)) {
+            Some("a change of limits is being tried".to_owned())
         } else {
             let serves = |backend: &String| {
                 look.engines.iter().any(|e| e.pool == change.pool && e.backend == *backend && e.serves)
@@ -252,6 +264,26 @@ impl EngineTuner {
             false
         })
     }
+}
+
+/// The backends of a pool, beginning with another one for each number.
+fn backends(look: &Look<'_>, pool: &str, number: usize) -> Vec<String> {
+    let names = |engine: &&EngineState| engine.pool == pool;
+    let mut backends: Vec<String> = look.engines.iter().filter(names).map(|engine| engine.backend.clone()).collect();
+    let first = number % backends.len().max(1);
+    backends.rotate_left(first);
+    backends
+}
+
+/// Limits that gain at least as much by themselves as the best change is certain to gain, and why.
+fn free_gain(question: &Question, answer: &Answer, certain: f64) -> Option<(PoolLimits, String)> {
+    let now = answer.now?;
+    let each = question.candidates.iter().zip(&answer.unchanged);
+    let gains = each.filter_map(|(one, unchanged)| Some((one.limits?, now.loss - (*unchanged)?.loss)));
+    let (limits, gain) = gains.max_by(|one, other| one.1.total_cmp(&other.1))?;
+    let matters = gain >= certain.max(GAIN * now.loss).max(GAIN_MIN);
+    let why = format!("simulated: loss {:.3} after {:.3} under the limits of the file", now.loss - gain, now.loss);
+    matters.then_some((limits, why))
 }
 
 /// What a change of `count` engines costs, in losses of a request times seconds. `absent`: how long the canary is gone: while it

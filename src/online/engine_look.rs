@@ -64,6 +64,8 @@ pub struct Need {
     pub limits: Limits,
     /// Those of each of `pools`.
     pub in_force: Vec<PoolLimits>,
+    /// What a request of each of `pools` loses.
+    pub losses: Vec<f64>,
     /// For each of `pools`, other limits under which a change of flags may help.
     pub beside: Vec<Vec<PoolLimits>>,
     /// The most sequences that ran at once on one of their engines; 0: not known.

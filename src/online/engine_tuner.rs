@@ -17,12 +17,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineRules, EngineState, Look, Order, Restarted};
+use crate::engine_saved::{Closed, SavedEngines};
 use crate::event::{Acting, Event, EventKind, Proposal};
-use crate::flags::EngineFlag;
 use crate::forecast::{Question, Trust};
 use crate::limits::PoolLimits;
 use crate::pooled::Pooled;
@@ -32,6 +30,8 @@ use crate::report::{EngineTuningReport, ProposalReport};
 /// Between two simulations, at least, and at most once the load has lasted for long.
 pub(crate) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 pub(crate) const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
+/// A simulation without an answer for so long has failed. A later answer would be taken for one of the next question.
+const SIMULATED: Duration = Duration::from_secs(3_600);
 /// A gain must be this share of the loss ..
 pub(crate) const GAIN: f64 = 0.05;
 /// .. and at least this.
@@ -87,18 +87,6 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// How often an engine is restarted as it was, if that fails.
 const ATTEMPTS: u32 = 3;
 
-/// What survives a restart of the gateway.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SavedEngines {
-    change: Option<EngineChange>,
-    trust: Trust,
-    numbers: u64,
-    failures: u32,
-    /// Seconds for which a restart lasts; 0: not known.
-    lasts: u64,
-    closed: Vec<(Closed, u64)>,
-}
-
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum State {
     /// Nothing before this moment.
@@ -109,17 +97,6 @@ pub(crate) enum State {
     Restarting { since: Duration, ordered: Option<(String, Duration)>, retry: Duration, failed: u32 },
     /// Copies, comparison, or a look at engines after a restart. `absent`: since when one of them is out of rotation.
     Measuring { since: Duration, absent: Option<Duration> },
-}
-
-/// A value that failed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Closed {
-    pub(crate) pool: String,
-    pub(crate) flag: EngineFlag,
-    pub(crate) to: f64,
-    #[serde(skip)]
-    pub(crate) until: Duration,
-    pub(crate) failures: u32,
 }
 
 /// See the header of this file.
@@ -157,6 +134,8 @@ pub struct EngineTuner {
     looked: Option<Duration>,
     /// A pool, and limits that have become its own with a change that was promoted.
     pub(crate) adopted: Option<(String, PoolLimits)>,
+    /// A pool, limits that a simulation has shown to be better without a change, and why.
+    pub(crate) suggested: Option<(String, PoolLimits, String)>,
     pub(crate) belief: String,
     pub(crate) events: Vec<Event>,
 }
@@ -187,6 +166,7 @@ impl EngineTuner {
             copied: 0,
             looked: None,
             adopted: None,
+            suggested: None,
             belief: "nothing was observed yet".to_owned(),
             events: Vec::new(),
         }
@@ -243,13 +223,17 @@ impl EngineTuner {
     }
 
     /// Goes on where an earlier gateway ended: a change that was promoted is finished, any other is taken back.
-    pub fn restore(&mut self, saved: SavedEngines, now: Duration) {
+    /// `is_same`: pools and limits are those of then.
+    pub fn restore(&mut self, saved: SavedEngines, is_same: bool, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
         self.lasts = Some(Duration::from_secs(saved.lasts)).filter(|lasts| !lasts.is_zero());
         let until = |(closed, left): (Closed, u64)| Closed { until: now + Duration::from_secs(left), ..closed };
         self.closed = saved.closed.into_iter().map(until).collect();
         self.change = saved.change;
+        if let Some(change) = self.change.as_mut().filter(|_| !is_same) {
+            change.limits = None;
+        }
         if let Some(change) = self.change.as_mut().filter(|change| change.stage != Stage::Promotion) {
             change.stage = Stage::Return;
             self.note(now, EventKind::StoodBack, "the gateway was restarted while it was tried".to_owned());
@@ -299,12 +283,18 @@ impl EngineTuner {
         self.raise_bound(look);
         match self.state.clone() {
             State::Watching(from) if now >= from => self.watch(look, &mut orders),
-            State::Simulating(since) if now >= since + ASK_INTERVAL => self.state = State::Watching(now),
+            State::Simulating(since) if now >= since + SIMULATED => self.state = State::Watching(now),
             State::Watching(_) | State::Simulating(_) => {}
             State::Restarting { .. } => self.restart(look, &mut orders),
             State::Measuring { since, absent } => self.measure(look, since, absent, &mut orders),
         }
         orders
+    }
+
+    /// What was asked, answered and proposed concerns another configuration.
+    pub(crate) fn forget(&mut self) {
+        (self.asked, self.proposal, self.approved, self.suggested) = (None, None, false, None);
+        self.pooled = Pooled::default();
     }
 
     /// Drops the change under way, because something else changed.

@@ -8,9 +8,10 @@ use std::time::Duration;
 use crate::arms::ArmDifference;
 use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Look, Order};
+use crate::engine_saved::Closed;
 use crate::engine_tuner::{
-    ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, Closed,
-    EngineTuner, FAILURES, GAIN, GAIN_MIN, PROMISING, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
+    ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, EngineTuner,
+    FAILURES, GAIN, GAIN_MIN, PROMISING, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
 };
 use crate::event::{Event, EventKind};
 use crate::forecast::Realised;
@@ -199,7 +200,7 @@ impl EngineTuner {
         };
         let margin = (GAIN * found.control).max(GAIN_MIN);
         // Engines that have too much to do fare alike for minutes: there, a gain as large as the forecast takes long to be certain.
-        let is_promising = change.forecast.is_some_and(|gain| -found.change.value >= PROMISING * gain);
+        let is_promising = change.forecast.is_some_and(|gain| gain > 0.0 && -found.change.value >= PROMISING * gain);
         let is_late = look.now >= since + if is_promising { COMPARED.1 } else { COMPARED.0 };
         let shown = format!(
             "loss {:.3} on {}, {:+.3} on {} ({:+.3} to {:+.3}), {} and {} requests",
@@ -218,6 +219,7 @@ impl EngineTuner {
         } else if found.change.high < -margin && !change.improves(found.control + found.change.value) {
             if look.now >= since + COMPARED.0 {
                 let why = format!("with its limits not better than before ({:.3}): {shown}", change.loss_before);
+                self.realised(change, &found, "rolled_back");
                 self.give_up(look.now, &why, orders);
             }
         } else if found.change.high < -margin {

@@ -37,9 +37,11 @@ pub mod engine_look;
 pub mod advice;
 pub mod report;
 mod pooled;
+mod engine_saved;
 pub mod engine_tuner;
 mod engine_decision;
 mod engine_verdict;
+mod groups;
 pub mod tuner;
 #[cfg(test)]
 mod engine_tests;

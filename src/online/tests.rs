@@ -485,3 +485,16 @@ fn beside_the_limits_found_are_those_of_the_file_and_one_permit_for_long_prompts
     let moved = PoolLimits { range: (0, Some(3_000)), ..file };
     assert!(beside(moved, PoolLimits { range: (0, Some(5_000)), ..file }).iter().all(|one| one.range == moved.range));
 }
+
+#[test]
+fn limits_that_a_simulation_suggests_are_tried_next_and_judged_like_any_others() {
+    for (found, kept) in [(0.01, EventKind::Kept), (0.5, EventKind::Undone)] {
+        let load = move |now: &Limits, _: Duration, draw| {
+            (missing(if now.0[0].prefill_tokens == Some(7_000) { found } else { 0.3 }, draw), Cause::Queue)
+        };
+        let mut plant = Plant::new(&load, Acting::Acts, 4);
+        plant.controller.suggest(0, PoolLimits { prefill_tokens: Some(7_000), range: (9, None), ..plant.own() }, "why");
+        plant.run(200);
+        assert_eq!((plant.changes[1].1, plant.own().range), (kept, (0, None)), "{:?}", plant.changes);
+    }
+}

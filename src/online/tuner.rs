@@ -13,32 +13,18 @@ use crate::change::{EXPERIMENT, EngineChange, Stage};
 use crate::controller::{Action, Controller};
 use crate::diagnosis::diagnose;
 use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
-use crate::engine_tuner::{EngineTuner, SETTLE, SavedEngines};
+use crate::engine_saved::SavedEngines;
+use crate::engine_tuner::{EngineTuner, SETTLE};
 use crate::engines::{EngineFacts, EngineSample, EngineWatch};
-use crate::event::{Acting, Event, Proposal};
+use crate::event::{Event, Proposal};
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::Answer;
-use crate::limits::{Knob, Limits};
+use crate::groups::{Group, HORIZON, acting, groups};
+use crate::limits::{Knob, Limits, PoolLimits};
 use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
 use crate::window::Observer;
-use sluice_gateway::config::{Config, ModelScope, Pool, TunerMode};
+use sluice_gateway::config::{Config, Pool, TunerMode};
 use sluice_gateway::pool::{PoolView, TrialBound};
-
-/// How long after its arrival a request counts, where no objective says how long it may take.
-const HORIZON: Duration = Duration::from_secs(5);
-/// The same at most.
-const HORIZON_MAX: Duration = Duration::from_secs(20);
-/// A request that takes this many times its bound has missed it, and counts by then.
-const HORIZON_OF_BOUND: f64 = 1.5;
-
-#[derive(Debug)]
-struct Group {
-    pools: Vec<usize>,
-    controller: Controller,
-    has_objectives: bool,
-    /// What the engines show, by `pool/backend`.
-    engines: BTreeMap<String, EngineWatch>,
-}
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -106,6 +92,7 @@ impl Tuner {
     fn begin_anew(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut engines = std::mem::replace(&mut self.engines, EngineTuner::new(rules(config)));
         self.engines_ordered(&engines.stand_back("the configuration has changed", now), observer, now);
+        engines.forget();
         *self = Self { frozen: self.frozen.take(), engines, ..Self::new(config, observer, now) };
         self.follow_mode(observer, now);
     }
@@ -128,7 +115,7 @@ impl Tuner {
             }
         }
         self.frozen = saved.frozen;
-        self.engines.restore(saved.engines, now);
+        self.engines.restore(saved.engines, is_same, now);
         self.follow_mode(observer, now);
         is_same
     }
@@ -188,6 +175,13 @@ impl Tuner {
         let (arms, needs) = (observer.arms(), self.needs());
         let look = self.look(engines, &needs, waits, &arms, observer, now);
         self.engines.answered(answer, &look);
+        if let Some((pool, limits, why)) = self.engines.suggested.take() {
+            for Group { controller, .. } in &mut self.groups {
+                if let Some(at) = controller.place_of(&pool) {
+                    controller.suggest(at, limits, &why);
+                }
+            }
+        }
     }
 
     /// A restart that was ordered has ended.
@@ -281,6 +275,7 @@ impl Tuner {
             let configured = |at: usize| &self.configured.0[group.pools[at]];
             Need {
                 in_force: places().map(|at| controller.limits().0[at]).collect(),
+                losses: places().map(|at| controller.loss_of(at)).collect(),
                 beside: places().map(|at| controller.limits_beside(at, configured(at))).collect(),
                 pools,
                 since: controller.stuck_since(),
@@ -315,7 +310,9 @@ impl Tuner {
         let change = self.engines.change().and_then(|change| Some((change, change.limits_in_force()?)));
         if let Some((change, limits)) = change {
             let place = |group: &Group| Some(group.pools[group.controller.place_of(&change.pool)?]);
-            self.groups.iter().filter_map(place).for_each(|at| all.0[at] = limits);
+            // Boundaries belong to the pools beside, too.
+            let put = |own: &mut PoolLimits| *own = PoolLimits { range: own.range, ..limits };
+            self.groups.iter().filter_map(place).for_each(|at| put(&mut all.0[at]));
         }
         all
     }
@@ -462,14 +459,6 @@ fn rules(config: &Config) -> EngineRules {
     }
 }
 
-fn acting(mode: TunerMode) -> Acting {
-    match mode {
-        TunerMode::Off | TunerMode::Advise => Acting::Proposes,
-        TunerMode::Approve => Acting::WaitsForApproval,
-        TunerMode::Apply => Acting::Acts,
-    }
-}
-
 /// Begins a window where an action asks for it. Returns whether other limits shall be in force.
 fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duration) -> bool {
     if *action != Action::Wait {
@@ -485,38 +474,4 @@ fn context(config: &Config) -> String {
         format!("{} {:?} {:?} {:?}", pool.name, pool.models, backends, pool.slo)
     };
     config.pools.iter().map(pool).collect::<Vec<_>>().join("\n")
-}
-
-impl Group {
-    fn new(pools: Vec<usize>, config: &Config, configured: &Limits) -> Self {
-        let own = || pools.iter().map(|at| &config.pools[*at]);
-        let names = own().map(|pool| pool.name.clone()).collect();
-        let limits = Limits(pools.iter().map(|at| configured.0[*at]).collect());
-        let target = own().map(|pool| pool.slo.attainment).fold(0.0, f64::max);
-        let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
-        let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
-        let controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
-        let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
-        Self { pools: pools.clone(), controller, has_objectives, engines: BTreeMap::new() }
-    }
-}
-
-/// The pools that serve a common model, directly or through others, each group in the order of the configuration. Pools of arms
-/// alone are left out: an experiment judges them.
-fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
-    let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {
-        (ModelScope::Only(own), ModelScope::Only(theirs)) => own.iter().any(|model| theirs.contains(model)),
-        _ => true,
-    };
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for (at, pool) in pools.iter().enumerate().filter(|(_, pool)| !pool.arms_only) {
-        let (with, without): (Vec<_>, Vec<_>) =
-            groups.into_iter().partition(|group| group.iter().any(|other| share(pool, &pools[*other])));
-        groups = without;
-        let mut joined: Vec<usize> = with.into_iter().flatten().chain([at]).collect();
-        joined.sort_unstable();
-        groups.push(joined);
-    }
-    groups.sort();
-    groups
 }

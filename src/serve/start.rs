@@ -59,8 +59,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
     // Before there is a backend: none gets a request without a share.
-    let id = seed();
-    let learned = LearnedState::default();
+    let (id, learned) = (seed(), LearnedState::default());
     let divided = Divided { admission: &admission, keys: &learned.key_usage };
     let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, divided, id, predecessor.is_some()));
     let reported = Arc::new(ReportedModels::default());

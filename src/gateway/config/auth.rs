@@ -45,7 +45,7 @@ table! {
         /// Requests at once, waiting ones included.
         pub in_flight: Option<u32> = optional("no limit").within("1", limits::COUNT).example("64");
         /// Requests per minute. At once, from idle, ten of them or those of ten seconds, whichever is more; never more than those
-        /// of a minute.
+        /// of a minute. With [cluster], each gateway has at least one of the ten.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
         /// Sequences at once, waiting ones included: prompts or inputs of a request times n or best_of. A request above it by
         /// itself: 400.

@@ -3,10 +3,12 @@
 //! Another part of the program divides the limits ([`KeyUsage::uses`](super::keys::KeyUsage::uses),
 //! [`KeyUsage::divide`](super::keys::KeyUsage::divide)). Until it does so for the first time, this gateway may use all.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::config::KeyLimit;
 
@@ -30,6 +32,10 @@ pub type KeyAmounts = [u64; 5];
 
 /// A time constant of the measured rates.
 const RATE_SECONDS: f64 = 15.0;
+/// A smaller rate, per minute, is none.
+const RATE_MIN: f64 = 0.05;
+/// How long what was asked for counts: until a client that was refused comes again, and longer than a renewal takes.
+const HELD: Duration = Duration::from_secs(3);
 
 /// What a key would use here.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +58,15 @@ pub(super) struct KeyShare {
     parts: [AtomicU64; 5],
     wanted: [AtomicU64; 5],
     largest: [AtomicU64; 5],
-    rates: Mutex<[f64; 2]>,
+    measured: Mutex<Measured>,
+}
+
+/// What was measured before.
+#[derive(Debug, Default)]
+struct Measured {
+    rates: [f64; 2],
+    /// What was wanted at once and the largest requests, by the time of the look; within [`HELD`].
+    looks: VecDeque<(Instant, KeyAmounts, KeyAmounts)>,
 }
 
 impl Default for KeyShare {
@@ -62,7 +76,7 @@ impl Default for KeyShare {
             parts: [const { AtomicU64::new(u64::MAX) }; 5],
             wanted: none(),
             largest: none(),
-            rates: Mutex::default(),
+            measured: Mutex::default(),
         }
     }
 }
@@ -95,22 +109,34 @@ impl KeyShare {
     }
 
     /// What was wanted and the largest request since the last call, `elapsed` ago; `used`: what is in use now.
-    pub(super) fn take(&self, elapsed: Duration, used: [u64; 3]) -> (KeyAmounts, KeyAmounts) {
+    pub(super) fn take(&self, (elapsed, now): (Duration, Instant), used: [u64; 3]) -> (KeyAmounts, KeyAmounts) {
         let mut wanted = [0; 5];
+        let mut measured = self.measured.lock();
         for (at, used) in used.into_iter().enumerate() {
             wanted[at] = self.wanted[at].swap(used, Ordering::Relaxed).max(used);
         }
         let seconds = elapsed.as_secs_f64().max(0.001);
         let weight = 1.0 - (-seconds / RATE_SECONDS).exp();
-        let mut rates = self.rates.lock();
-        for (at, rate) in rates.iter_mut().enumerate() {
+        for (at, rate) in measured.rates.iter_mut().enumerate() {
             let asked = self.wanted[3 + at].swap(0, Ordering::Relaxed) as f64 / seconds * 60.0;
             *rate += weight * (asked - *rate);
             // A burst is wanted at once, and its end is believed slowly.
             *rate = rate.max(weight * asked);
+            if *rate < RATE_MIN {
+                *rate = 0.0;
+            }
             wanted[3 + at] = rate.ceil() as u64;
         }
-        (wanted, [0, 1, 2, 3, 4].map(|at: usize| self.largest[at].swap(0, Ordering::Relaxed)))
+        let largest = [0, 1, 2, 3, 4].map(|at: usize| self.largest[at].swap(0, Ordering::Relaxed));
+        let rates = [wanted[3], wanted[4]];
+        measured.looks.retain(|(at, ..)| now.saturating_duration_since(*at) < HELD);
+        measured.looks.push_back((now, wanted, largest));
+        let most = |of: fn(&(Instant, KeyAmounts, KeyAmounts)) -> &KeyAmounts| {
+            std::array::from_fn(|unit| measured.looks.iter().map(|look| of(look)[unit]).max().unwrap_or(0))
+        };
+        let (mut wanted, largest): (KeyAmounts, KeyAmounts) = (most(|look| &look.1), most(|look| &look.2));
+        wanted[3..].copy_from_slice(&rates);
+        (wanted, largest)
     }
 
     /// From now on so much may be used.
@@ -132,17 +158,23 @@ mod tests {
             share.note(KeyUnit::RequestRate, 1, 0);
         }
         share.note(KeyUnit::Tokens, 700, 700);
-        let (wanted, largest) = share.take(Duration::from_secs(3), [2, 0, 0]);
+        let mut now = Instant::now();
+        let three = Duration::from_secs(3);
+        let (wanted, largest) = share.take((three, now), [2, 0, 0]);
         assert_eq!((wanted[0], wanted[2], largest), (4, 700, [1, 0, 700, 1, 0]));
         assert!((10..=60).contains(&wanted[3]), "{wanted:?}");
+        let soon = share.take((Duration::from_millis(500), now + Duration::from_secs(1)), [2, 0, 0]);
+        assert_eq!((soon.0[0], soon.1[2]), (4, 700), "a client that was refused comes again");
         let rates: Vec<u64> = (0..20)
             .map(|_| {
+                now += three;
                 (0..3).for_each(|_| share.note(KeyUnit::RequestRate, 1, 0));
-                share.take(Duration::from_secs(3), [2, 0, 0]).0[3]
+                share.take((three, now), [2, 0, 0]).0[3]
             })
             .collect();
         assert!(rates.last().unwrap().abs_diff(60) <= 1, "{rates:?}");
-        assert_eq!(share.take(Duration::from_secs(3), [2, 0, 0]).0[0], 2, "in use, and nothing new");
+        let later = share.take((Duration::from_secs(300), now + Duration::from_secs(300)), [2, 0, 0]);
+        assert_eq!(later, ([2, 0, 0, 0, 0], [0; 5]), "in use, and nothing new");
         share.set(&[3, 0, 5, 6, 7]);
         assert_eq!((share.of(KeyUnit::InFlight, 9), share.of(KeyUnit::InFlight, 2)), (3, 2));
     }

@@ -9,7 +9,8 @@
 //!
 //! Limits on rate use the generic cell rate algorithm (ITU-T I.371). Each request moves the key's due time on by `60 s / rate`,
 //! and is refused if the due time would then be too far ahead of the clock: further than [`BURST`], and than [`BURST_REQUESTS`]
-//! requests take, or all of a minute if these are fewer. So a key with 2 requests per minute may send both at once. For a limit
+//! requests take, or all of a minute if these are fewer. How far it is ahead is kept, because it falls more slowly where several
+//! gateways share the rate. So a key with 2 requests per minute may send both at once. For a limit
 //! on tokens, a request moves the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be
 //! used at once. The algorithm is exact and needs one timestamp per key and rate, and no timer.
 //!
@@ -49,10 +50,10 @@ struct KeyCounters {
     in_flight: AtomicU32,
     sequences: AtomicU64,
     tokens: AtomicU64,
-    /// When the next request is due, if the key has a rate.
-    due: Mutex<Option<Instant>>,
-    /// When the next token is due, if the key has a rate of them.
-    tokens_due: Mutex<Option<Instant>>,
+    /// How far ahead of the clock the next request is due, if the key has a rate.
+    due: Mutex<Ahead>,
+    /// How far the next token is, if the key has a rate of them.
+    tokens_due: Mutex<Ahead>,
     /// Its name and limits in the configuration.
     configured: Mutex<(Arc<str>, [Option<u64>; 5])>,
     share: KeyShare,
@@ -60,7 +61,38 @@ struct KeyCounters {
 
 /// The usage of every key, across reloads.
 #[derive(Debug, Default)]
-pub struct KeyUsage(DashMap<[u8; 32], Arc<KeyCounters>>);
+pub struct KeyUsage {
+    keys: DashMap<[u8; 32], Arc<KeyCounters>>,
+    /// Gateways that divide the limits; 0: they are not divided.
+    gateways: AtomicU64,
+}
+
+/// How far a due time is ahead of the clock: what a key owes, in the time that its whole rate takes for that.
+#[derive(Debug, Default)]
+struct Ahead {
+    by: Duration,
+    at: Option<Instant>,
+}
+
+impl Ahead {
+    /// At `now`; since the last time it has fallen by `part / limit` of what has passed.
+    fn settle(&mut self, now: Instant, part: u64, limit: u64) -> Duration {
+        let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let paid = if part >= limit { passed } else { passed.mul_f64(part as f64 / limit.max(1) as f64) };
+        (self.by, self.at) = (self.by.saturating_sub(paid), Some(self.at.map_or(now, |at| at.max(now))));
+        self.by
+    }
+
+    /// Moves it on by `cost`, unless it would be more than `burst` ahead; the error is by how much.
+    fn advance(&mut self, cost: Duration, burst: Duration) -> Result<(), Duration> {
+        let next = self.by + cost;
+        if next > burst {
+            return Err(next - burst);
+        }
+        self.by = next;
+        Ok(())
+    }
+}
 
 /// The keys of one configuration.
 #[derive(Debug, Default)]
@@ -112,9 +144,9 @@ pub struct InFlight {
 
 impl KeyUsage {
     /// What each key with a limit would use, since the last call `elapsed` ago.
-    pub fn uses(&self, elapsed: Duration) -> Vec<KeyUse> {
+    pub fn uses(&self, elapsed: Duration, now: Instant) -> Vec<KeyUse> {
         let mut uses = Vec::new();
-        for counters in &self.0 {
+        for counters in &self.keys {
             let (name, limits) = counters.configured.lock().clone();
             if limits.iter().all(Option::is_none) {
                 continue;
@@ -124,19 +156,45 @@ impl KeyUsage {
                 counters.sequences.load(Ordering::Relaxed),
                 counters.tokens.load(Ordering::Relaxed),
             ];
-            let (wanted, largest) = counters.share.take(elapsed, used);
-            let used = [used[0], used[1], used[2], 0, 0];
+            let (wanted, largest) = counters.share.take((elapsed, now), used);
+            let with_limit =
+                |amounts: KeyAmounts| [0, 1, 2, 3, 4].map(|at: usize| limits[at].map_or(0, |_| amounts[at]));
+            let (wanted, largest) = (with_limit(wanted), with_limit(largest));
+            let used = with_limit([used[0], used[1], used[2], 0, 0]);
             uses.push(KeyUse { name: name.to_string(), limits, wanted, largest, used });
         }
         uses
     }
 
-    /// Of the limits of each key this gateway uses at most `part`, from the name and the limits of the key.
-    pub fn divide(&self, mut part: impl FnMut(&str, &[Option<u64>; 5]) -> KeyAmounts) {
-        for counters in &self.0 {
+    /// Of the limits of each key this gateway, one of so many, uses at most `part`, from the name and the limits of the key.
+    pub fn divide(&self, gateways: u64, now: Instant, mut part: impl FnMut(&str, &[Option<u64>; 5]) -> KeyAmounts) {
+        self.gateways.store(gateways, Ordering::Relaxed);
+        for counters in &self.keys {
             let (name, limits) = counters.configured.lock().clone();
+            // Until now the rates were those of the part before.
+            let settle = |due: &Mutex<Ahead>, unit: KeyUnit| {
+                let limit = limits[unit as usize]?;
+                Some(due.lock().settle(now, counters.share.of(unit, limit), limit))
+            };
+            settle(&counters.due, KeyUnit::RequestRate);
+            settle(&counters.tokens_due, KeyUnit::TokenRate);
             counters.share.set(&part(&name, &limits));
         }
+    }
+
+    /// The counters of a key, which begin with an even part of its limits.
+    fn counters(&self, key: &Key) -> Arc<KeyCounters> {
+        let limits = limits_of(&key.limit);
+        let gateways = self.gateways.load(Ordering::Relaxed);
+        let counters = self.keys.entry(*key.sha256.bytes()).or_insert_with(|| {
+            let counters = KeyCounters::default();
+            if gateways > 0 {
+                counters.share.set(&limits.map(|limit| limit.map_or(u64::MAX, |limit| limit.div_ceil(gateways))));
+            }
+            Arc::new(counters)
+        });
+        *counters.configured.lock() = (key.name.as_str().into(), limits);
+        Arc::clone(&counters)
     }
 }
 
@@ -147,13 +205,15 @@ impl Keyring {
             .keys
             .iter()
             .map(|key| {
-                let counters = Arc::clone(&usage.0.entry(*key.sha256.bytes()).or_default());
-                *counters.configured.lock() = (key.name.as_str().into(), limits_of(&key.limit));
+                let counters = usage.counters(key);
                 let key = ApiKey { name: key.name.as_str().into(), key: Arc::new(key.clone()), counters };
                 (*key.key.sha256.bytes(), key)
             })
             .collect();
-        usage.0.retain(|digest, used| keys.contains_key(digest) || used.in_flight.load(Ordering::Relaxed) > 0);
+        usage.keys.retain(|digest, used| keys.contains_key(digest) || used.in_flight.load(Ordering::Relaxed) > 0);
+        // A key that was replaced has the name of the new one.
+        let gone = usage.keys.iter().filter(|used| !keys.contains_key(used.key()));
+        gone.for_each(|used| used.configured.lock().1 = [None; 5]);
         Self(keys)
     }
 
@@ -214,12 +274,17 @@ impl ApiKey {
         if let Some(rate) = self.key.limit.requests_per_minute {
             let exceeded = |retry_after| KeyLimitExceeded { limit: KeyLimit::RequestRate(rate.into()), retry_after };
             let part = share.of(KeyUnit::RequestRate, rate.into()).min(u32::MAX.into()) as u32;
-            if part == 0 {
-                return Err(exceeded(SOON));
-            }
-            let interval = MINUTE / part;
-            let burst = BURST.max(interval * part.min(BURST_REQUESTS));
-            advance(&self.counters.due, interval, burst, now).map_err(exceeded)?;
+            let (interval, share) = (MINUTE / rate.max(1), f64::from(part) / f64::from(rate.max(1)));
+            let at_once = if part >= rate {
+                rate.min(BURST_REQUESTS)
+            } else {
+                part.min((f64::from(BURST_REQUESTS) * share).ceil() as u32)
+            };
+            let burst = part_of(BURST, share).max(interval * at_once);
+            let mut due = self.counters.due.lock();
+            due.settle(now, part.into(), rate.into());
+            due.advance(interval, burst)
+                .map_err(|after| exceeded(if part >= rate { after } else { after.max(SOON) }))?;
         }
         Ok(counted)
     }
@@ -257,27 +322,21 @@ impl InFlight {
         }
         if let Some(rate) = limits[2].2 {
             let part = share.of(KeyUnit::TokenRate, rate);
-            if part == 0 {
-                return Err(exceeded(KeyLimit::TokenRate(rate), SOON));
-            }
-            let time = MINUTE.mul_f64(tokens as f64 / part as f64);
-            let advanced = advance(&counters.tokens_due, time, MINUTE, now);
-            advanced.map_err(|after| exceeded(KeyLimit::TokenRate(rate), after))?;
+            let (time, share) = (MINUTE.mul_f64(tokens as f64 / rate.max(1) as f64), part as f64 / rate.max(1) as f64);
+            let mut due = counters.tokens_due.lock();
+            due.settle(now, part, rate);
+            // Of a part that is smaller than it will be, no client should stay away for as long as the part would take.
+            let after = |after: Duration| if part >= rate { after } else { after.max(SOON) };
+            let advanced = due.advance(time, part_of(MINUTE, share));
+            advanced.map_err(|late| exceeded(KeyLimit::TokenRate(rate), after(late)))?;
         }
         Ok(())
     }
 }
 
-/// Moves a due time on by `cost`, unless it would be more than `burst` ahead of the clock; the error is by how much.
-fn advance(due: &Mutex<Option<Instant>>, cost: Duration, burst: Duration, now: Instant) -> Result<(), Duration> {
-    let mut due = due.lock();
-    let next = due.map_or(now, |due| due.max(now)) + cost;
-    let ahead = next.saturating_duration_since(now);
-    if ahead > burst {
-        return Err(ahead - burst);
-    }
-    *due = Some(next);
-    Ok(())
+/// A part of a time, exactly all of it where it is all.
+fn part_of(time: Duration, share: f64) -> Duration {
+    if share >= 1.0 { time } else { time.mul_f64(share) }
 }
 
 impl Drop for InFlight {

@@ -2,8 +2,8 @@
 //!
 //! pingora writes the head of a response, each chunk and the last chunk separately and flushes after each. That is three system
 //! calls where nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush. While the socket is
-//! corked, a flush does nothing. The caller corks only if more bytes follow at once (the first bytes after the head, the end
-//! after the last bytes), so bytes never wait for others that have not arrived yet.
+//! corked, a flush does nothing. The caller corks only if more bytes follow at once (the first bytes after the head, the next
+//! piece of what has arrived, the end after the last bytes), so bytes never wait for others that have not arrived yet.
 //!
 //! pingora owns the socket while a request is served, so the request path reaches it through a [`ClientHandle`]. A disconnect
 //! cannot be detected by reading: bytes after the request (a stray line break, the next request) would come first. Instead

@@ -59,3 +59,24 @@ fn limits_end_when_the_change_is_taken_back() {
     pool.run_until(None);
     assert_eq!(pool.tuner.adopted.take(), None);
 }
+
+#[test]
+fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
+    let mut pool = Deployment::new(2, helps);
+    pool.beside = Some((OTHER, -0.45));
+    pool.run(1_200);
+    assert_eq!((pool.begun.len(), pool.stage()), (0, None), "{:?}", pool.events);
+    let (name, limits, why) = pool.tuner.suggested.take().unwrap();
+    assert_eq!((name.as_str(), limits), ("all", OTHER));
+    assert!(why.contains("loss 0.050 after 0.500"), "{why}");
+}
+
+#[test]
+fn no_change_begins_while_limits_are_tried() {
+    let mut pool = Deployment::new(2, helps);
+    pool.busy = true;
+    pool.run(1_200);
+    assert_eq!(pool.begun.len(), 0, "{:?}", pool.events);
+    pool.busy = false;
+    pool.run_until_begun(Stage::Canary);
+}

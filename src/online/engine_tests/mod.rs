@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::arms::Arms;
 use crate::change::Stage;
 use crate::engine_look::{EngineRules, Look, Need, Order, Restarted};
-use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, COMPARED, EngineTuner, GAP, SavedEngines};
+use crate::engine_saved::SavedEngines;
+use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, COMPARED, EngineTuner, GAP};
 use crate::event::{Acting, EventKind};
 use crate::window::Score;
 use sluice_core::base::Rng;
@@ -124,7 +125,7 @@ fn a_gateway_that_restarts_takes_back_what_was_tried_and_finishes_what_was_promo
         let saved: SavedEngines = serde_json::from_str(&saved).unwrap();
         pool.tuner = EngineTuner::new(rules());
         pool.arms = Arms::default();
-        pool.tuner.restore(saved, pool.now);
+        pool.tuner.restore(saved, true, pool.now);
         pool.fares = |_| (0.0, 0.0);
         pool.run(1_200);
         assert_eq!(pool.stage(), None, "{stage:?}: {:?}", pool.events);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_cluster::keys::parts;
-use sluice_cluster::ledger::BYTES_MAX;
+use sluice_cluster::ledger::{BYTES_MAX, is_gateway};
 use sluice_cluster::{EARLIER, KeyClaim, Ledger, LocalUse, Member, Notice, Page, Plan, Standing, UNEXPLAINED, Unit};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -244,13 +244,14 @@ impl<S: Store> Renewal<S> {
     fn claim_keys(&mut self) {
         let since = self.state.planned.unwrap_or(self.epoch);
         let claim = |KeyUse { name, wanted, largest, used, .. }| (name, KeyClaim { wanted, largest, used });
-        let claims = self.keys.uses(since.elapsed()).into_iter().map(claim);
+        let claims = self.keys.uses(since.elapsed(), Instant::now()).into_iter().map(claim);
         self.member.set_keys(claims.filter(|(_, claim)| !claim.is_none()).collect());
     }
 
     /// The keys may use their parts by this ledger.
     fn divide_keys(&self, ledger: &Ledger) {
-        self.keys.divide(|name, limits| parts(ledger, self.member.id(), name, limits));
+        let gateways = ledger.gateways.keys().filter(|id| is_gateway(id)).count() as u64;
+        self.keys.divide(gateways, Instant::now(), |name, limits| parts(ledger, self.member.id(), name, limits));
     }
 
     fn no_answer(&self) -> String {

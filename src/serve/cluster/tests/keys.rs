@@ -89,3 +89,29 @@ async fn a_rate_is_that_of_all_gateways_together_also_when_one_of_them_ends() {
     let alone = rate(&mut gateways, 1).await;
     assert!(near(alone[0]), "{alone:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_with_fewer_units_than_gateways_is_kept_and_goes_round() {
+    let store = Memory::default();
+    let mut gateways: Vec<Gateway> = (1..=3).map(|number| Gateway::join(&store, number, ClusterMode::Strict)).collect();
+    let mut clients = all(&gateways, &KeyLimit { requests_per_minute: Some(1), ..KeyLimit::default() });
+    pass(&mut gateways, 60, |_| clients.iter_mut().for_each(|one| one.send(1))).await;
+    clients.iter_mut().for_each(|one| one.served = 0);
+    pass(&mut gateways, 30 * 60, |_| clients.iter_mut().for_each(|one| one.send(1))).await;
+    let served: Vec<usize> = clients.iter().map(|one| one.served).collect();
+    let sum: usize = served.iter().sum();
+    assert!((24..=33).contains(&sum) && served.iter().all(|one| *one >= 5), "in half an hour: {served:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_added_begins_with_an_even_part_and_one_that_is_replaced_claims_nothing() {
+    let store = Memory::default();
+    let mut gateways: Vec<Gateway> = (1..=2).map(|number| Gateway::join(&store, number, ClusterMode::Strict)).collect();
+    pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
+    let mut clients = all(&gateways, &KeyLimit { in_flight: Some(IN_FLIGHT), ..KeyLimit::default() });
+    clients.iter_mut().for_each(|one| one.fill(30));
+    assert_eq!(clients.iter().map(|one| one.running.len()).collect::<Vec<_>>(), [5, 5], "before any renewal");
+    assert_eq!(gateways[0].keys.uses(LEASE, Instant::now()).len(), 1);
+    Keyring::new(&Auth { keys: vec![], admin_token: None }, &gateways[0].keys);
+    assert_eq!(gateways[0].keys.uses(LEASE, Instant::now()), [], "its requests still run");
+}
