@@ -42,8 +42,6 @@ const HELD: Duration = Duration::from_secs(3);
 pub struct KeyUse {
     /// Its name in the configuration.
     pub name: String,
-    /// Its limits.
-    pub limits: [Option<u64>; 5],
     /// The most that was in use or asked for at once since the last look; for rates, what was asked for in a minute.
     pub wanted: KeyAmounts,
     /// The largest request since then.

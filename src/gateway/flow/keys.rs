@@ -76,11 +76,10 @@ struct Ahead {
 
 impl Ahead {
     /// At `now`; since the last time it has fallen by `part / limit` of what has passed.
-    fn settle(&mut self, now: Instant, part: u64, limit: u64) -> Duration {
+    fn settle(&mut self, now: Instant, part: u64, limit: u64) {
         let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let paid = if part >= limit { passed } else { passed.mul_f64(part as f64 / limit.max(1) as f64) };
         (self.by, self.at) = (self.by.saturating_sub(paid), Some(self.at.map_or(now, |at| at.max(now))));
-        self.by
     }
 
     /// Moves it on by `cost`, unless it would be more than `burst` ahead; the error is by how much.
@@ -161,7 +160,7 @@ impl KeyUsage {
                 |amounts: KeyAmounts| [0, 1, 2, 3, 4].map(|at: usize| limits[at].map_or(0, |_| amounts[at]));
             let (wanted, largest) = (with_limit(wanted), with_limit(largest));
             let used = with_limit([used[0], used[1], used[2], 0, 0]);
-            uses.push(KeyUse { name: name.to_string(), limits, wanted, largest, used });
+            uses.push(KeyUse { name: name.to_string(), wanted, largest, used });
         }
         uses
     }
@@ -173,8 +172,9 @@ impl KeyUsage {
             let (name, limits) = counters.configured.lock().clone();
             // Until now the rates were those of the part before.
             let settle = |due: &Mutex<Ahead>, unit: KeyUnit| {
-                let limit = limits[unit as usize]?;
-                Some(due.lock().settle(now, counters.share.of(unit, limit), limit))
+                if let Some(limit) = limits[unit as usize] {
+                    due.lock().settle(now, counters.share.of(unit, limit), limit);
+                }
             };
             settle(&counters.due, KeyUnit::RequestRate);
             settle(&counters.tokens_due, KeyUnit::TokenRate);

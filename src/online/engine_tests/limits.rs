@@ -1,9 +1,11 @@
 //! Changes that bring other limits of the pool with them.
 
-use super::deployment::{BEFORE, Deployment, LIMITS, helps};
+use super::deployment::{BEFORE, Deployment, LIMITS, SECOND, helps, rules};
 use crate::change::Stage;
-use crate::event::EventKind;
-use crate::limits::PoolLimits;
+use crate::controller::Controller;
+use crate::engine_tuner::EngineTuner;
+use crate::event::{Acting, EventKind};
+use crate::limits::{Limits, PoolLimits};
 
 const OTHER: PoolLimits = PoolLimits { prefill_tokens: None, long: Some((5_000, 1)), ..LIMITS };
 
@@ -79,4 +81,35 @@ fn no_change_begins_while_limits_are_tried() {
     assert_eq!(pool.begun.len(), 0, "{:?}", pool.events);
     pool.busy = false;
     pool.run_until_begun(Stage::Canary);
+}
+
+#[test]
+fn limits_of_another_configuration_do_not_outlive_it() {
+    for is_same in [true, false] {
+        let mut pool = Deployment::new(3, helps);
+        pool.beside = Some((OTHER, 0.3));
+        pool.run_until_begun(Stage::Promotion);
+        let saved = pool.tuner.saved(pool.now);
+        pool.tuner = EngineTuner::new(rules());
+        pool.tuner.restore(saved, is_same, pool.now);
+        assert_eq!(in_force(&pool), Some(OTHER).filter(|_| is_same), "after a restart of the gateway");
+    }
+    let mut pool = Deployment::new(2, helps);
+    (pool.beside, pool.acting) = (Some((OTHER, 0.3)), Acting::WaitsForApproval);
+    pool.run(1_200);
+    let id = pool.tuner.proposal().unwrap().id;
+    assert!(pool.tuner.approve(id));
+    pool.tuner.forget();
+    pool.acting = Acting::Proposes;
+    // Until it looks again.
+    pool.run(1_200);
+    assert!(!pool.kinds().contains(&EventKind::Tried), "what was approved concerned another configuration");
+}
+
+#[test]
+fn limits_that_are_adopted_leave_the_boundary_where_it_is() {
+    let moved = PoolLimits { range: (0, Some(4_000)), ..LIMITS };
+    let mut controller = Controller::new(vec!["all".to_owned()], Limits(vec![moved]), 0.99, SECOND, Acting::Acts);
+    controller.adopt(0, PoolLimits { range: (0, Some(3_000)), ..OTHER }, SECOND);
+    assert_eq!(controller.limits().0[0], PoolLimits { range: moved.range, ..OTHER });
 }
