@@ -223,6 +223,7 @@ mod tests {
             adapter: None,
             avoid: [].into_iter().collect(),
             only: None,
+            pinned: false,
         };
         let mut held = Vec::new();
         for _ in 0..2 {

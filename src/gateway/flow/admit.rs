@@ -124,6 +124,7 @@ async fn enter<D: Downstream>(
         adapter: request.adapter,
         avoid: request.avoid.into(),
         only: request.only.cloned(),
+        pinned: request.pinned,
     });
     match decision {
         AdmissionDecision::Granted(lease) => Ok(WaitResult::Granted(lease)),

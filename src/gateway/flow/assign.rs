@@ -29,9 +29,7 @@ pub(super) struct ArmTarget {
     placement: Option<Placement>,
     /// The model name to send upstream.
     pub(super) model: Option<Arc<str>>,
-    /// The backends that may serve it; empty: those of its placement.
-    pub(super) backends: SmallVec<[BackendId; 4]>,
-    /// The other backends of the same pool.
+    /// The backends of its pool that are not its own.
     pub(super) others: SmallVec<[BackendId; 4]>,
     /// The body as it would be without the experiment, where that is another one.
     pub(super) body_without: Option<EditedBody>,
@@ -83,19 +81,18 @@ impl ArmTarget {
     pub(super) fn of(assigned: &Assigned, table: &RoutingTable, tokens: u64) -> Option<Self> {
         let arm = assigned.arm();
         let model = arm.model.as_ref().map(|(name, _)| Arc::clone(name));
-        let (mut backends, mut others) = (SmallVec::new(), SmallVec::new());
+        let mut others = SmallVec::new();
         let placement = match (arm.pool, &model) {
             (Some(pool), _) => {
-                for (position, id) in table.pools[pool].backends.iter().enumerate() {
-                    let own = arm.backends.is_empty() || arm.backends.contains(&position);
-                    if own { backends.push(*id) } else { others.push(*id) }
-                }
+                let own = |position| arm.backends.is_empty() || arm.backends.contains(&position);
+                let all = table.pools[pool].backends.iter().enumerate();
+                others.extend(all.filter(|(position, _)| !own(*position)).map(|(_, id)| *id));
                 Placement { home: pool, spill: SmallVec::new() }
             }
             (None, Some(name)) => classify::place(table, table.model(name)?.route, tokens)?,
             (None, None) => return None,
         };
-        Some(Self { placement: Some(placement), model, backends, others, body_without: None })
+        Some(Self { placement: Some(placement), model, others, body_without: None })
     }
 
     /// Where it is placed; once.

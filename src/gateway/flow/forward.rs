@@ -30,7 +30,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
-use super::assign::ArmTarget;
 use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
 use super::classify;
 use super::copies::{CopyQueue, PendingCopies};
@@ -101,9 +100,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
-        if self.prepared.arm.as_ref().is_some_and(|arm| !self.is_ready(arm)) {
-            self.fall_back(record);
-        }
         let mut lease = match self.admit_to_any(down, record).await {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
@@ -164,6 +160,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             adapter: self.prepared.adapter,
             avoid: others.copied().collect(),
             only: None,
+            pinned: true,
         });
         let Some(mut lease) = lease else {
             record.outcome = Outcome::Shed(ShedReason::NoBackend);
@@ -200,11 +197,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             }
             other => other,
         }
-    }
-
-    /// Whether a backend of an arm is ready, if it has backends of its own.
-    fn is_ready(&self, arm: &ArmTarget) -> bool {
-        arm.backends.is_empty() || self.backends.admission.is_any_in_rotation(&arm.backends)
     }
 
     /// From now on the request is served as if there were no experiment. False if it is already.

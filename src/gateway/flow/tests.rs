@@ -348,6 +348,7 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         prefix: Default::default(),
         avoid: Default::default(),
         only: None,
+        pinned: false,
     };
     match test.flow.admission().enter(ask) {
         crate::pool::AdmissionDecision::Granted(lease) => lease,

@@ -141,7 +141,7 @@ impl Admission {
         self.shared.update(|state, wakers| {
             if let Some(found) = state.backend_mut(backend) {
                 found.max_model_len = tokens;
-                state.dispatch(backend, wakers);
+                state.reconsider(backend, wakers);
             }
         });
     }
@@ -175,7 +175,7 @@ impl Admission {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.draining = draining;
-            state.dispatch(backend, wakers);
+            state.reconsider(backend, wakers);
             true
         })
     }
@@ -189,7 +189,7 @@ impl Admission {
             if cordon != Cordon::Starting {
                 found.ready_at = None;
             }
-            state.dispatch(backend, wakers);
+            state.reconsider(backend, wakers);
             true
         })
     }
@@ -226,7 +226,7 @@ impl Admission {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.set_ceiling(slots);
-            state.dispatch(backend, wakers);
+            state.reconsider(backend, wakers);
             true
         })
     }
@@ -241,7 +241,7 @@ impl Admission {
                 }
                 if let Some(found) = state.backend_mut(*id) {
                     found.set_trial(*trial);
-                    state.dispatch(*id, wakers);
+                    state.reconsider(*id, wakers);
                 }
             }
         });
@@ -252,7 +252,7 @@ impl Admission {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
             found.engine_replaced(now);
-            state.dispatch(backend, wakers);
+            state.reconsider(backend, wakers);
             true
         })
     }
@@ -264,7 +264,10 @@ impl Admission {
 
     /// Ejects a backend that was found hung and cancels its exchanges.
     pub fn mark_hung(&self, backend: BackendId, now: Instant) {
-        self.shared.update(|state, _| state.mark_hung(backend, now));
+        self.shared.update(|state, wakers| {
+            state.mark_hung(backend, now);
+            state.dispatch(backend, wakers);
+        });
     }
 
     /// Cancels all exchanges, those of later leases included: the gateway ends.

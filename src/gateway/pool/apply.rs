@@ -43,7 +43,7 @@ impl AdmissionState {
             self.reclassify_waiters(PoolId::new(pool), wakers);
         }
         for backend in layout.backends.iter().flatten() {
-            self.dispatch(*backend, wakers);
+            self.reconsider(*backend, wakers);
         }
         layout
     }

@@ -62,11 +62,18 @@ enum Offer {
 }
 
 impl AdmissionState {
+    /// What `backend` may serve has changed: the same as [`Self::dispatch`], for requests that are pinned to it, too.
+    pub(super) fn reconsider(&mut self, backend: BackendId, wakers: &mut Wakers) {
+        self.shed_pinned(backend, wakers);
+        self.dispatch(backend, wakers);
+    }
+
     /// Grants the room of `backend` to the requests that wait for it, and of those that were reserved for them. Cuts the copies
-    /// on a backend that has left the rotation.
+    /// on a backend that has left the rotation, and sheds the requests that are pinned to it.
     pub(super) fn dispatch(&mut self, backend: BackendId, wakers: &mut Wakers) {
         if self.backend(backend).is_some_and(|found| !found.in_rotation()) {
             self.cut_copies_on(backend);
+            self.shed_pinned(backend, wakers);
         }
         if self.backend(backend).is_none_or(|found| self.has_no_waiters(found.pool)) {
             return;

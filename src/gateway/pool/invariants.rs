@@ -4,6 +4,7 @@
 //! - No backend that is in rotation has room for a waiter, unless it is reserved for one that entered earlier.
 //! - The index of rooms says of each backend what is true of it, unless that is noted as changed.
 //! - No waiter has two reservations.
+//! - A pinned request waits only while one of its backends is in rotation.
 
 use super::capacity::Fit;
 use super::state::{AdmissionState, WaiterState};
@@ -38,6 +39,9 @@ impl AdmissionState {
                     return Err(format!("backend {} has room while {:?} waits", backend.name, waiter.request));
                 }
             }
+        }
+        if let Some(left) = waiting().find(|waiter| waiter.request.pinned && !self.is_any_for(&waiter.request)) {
+            return Err(format!("no backend is in rotation for {:?}", left.request));
         }
         let mut reserved: Vec<u64> = (0..self.pools.len())
             .filter_map(|pool| self.reservation(PoolId::new(pool)).map(|reservation| reservation.serial))

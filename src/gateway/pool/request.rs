@@ -36,6 +36,9 @@ pub struct AdmissionRequest {
     pub avoid: SmallVec<[BackendId; 2]>,
     /// The only backend that can serve it, by name: it holds what the request continues.
     pub only: Option<Arc<str>>,
+    /// It is in the arm of an experiment, and is served in another place if the arm cannot serve it. So it waits only while one of
+    /// its backends is in rotation.
+    pub pinned: bool,
 }
 
 impl AdmissionRequest {

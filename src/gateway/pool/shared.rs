@@ -159,6 +159,10 @@ impl SharedState {
     }
 
     pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {
-        self.update(|state, _| state.failure(backend, fault, now))
+        self.update(|state, wakers| {
+            let report = state.failure(backend, fault, now);
+            state.dispatch(backend, wakers);
+            report
+        })
     }
 }

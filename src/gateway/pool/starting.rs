@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::backend::BackendState;
@@ -110,13 +111,40 @@ impl AdmissionState {
                 let mut members = waiter.request.pools().flat_map(|pool| self.members(pool).to_vec());
                 !members.any(|id| self.backend(id).is_some_and(BackendState::in_rotation))
             };
-            let Some(waiter) = self.waiters[id as usize].as_ref().filter(depends) else { continue };
-            let (lane, key) = (waiter.lane, waiter.key);
-            self.pools[pool.index()].queue.remove(lane, &key);
-            if let Some(waiter) = self.waiters[id as usize].as_mut() {
-                waiter.state = WaiterState::Shed(reason);
-                wakers.extend(waiter.waker.take());
+            if self.waiters[id as usize].as_ref().is_some_and(|waiter| depends(&waiter)) {
+                self.shed(id, reason, wakers);
             }
         }
+    }
+
+    /// A backend has left the rotation or may serve less: sheds the requests that are pinned to backends none of which is left.
+    /// Otherwise they would wait for an engine that drains and starts again, which takes minutes. Looks at each waiter of the pools
+    /// that use the backend.
+    pub(super) fn shed_pinned(&mut self, backend: BackendId, wakers: &mut Wakers) {
+        let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
+        let queues = std::iter::once(&pool).chain(&self.pools[pool.index()].fed_by);
+        let waiting = queues.flat_map(|pool| self.pools[pool.index()].queue.ids());
+        let left_alone = |id: &WaiterId| {
+            let waiter = self.waiters[*id as usize].as_ref();
+            waiter.is_some_and(|waiter| waiter.request.pinned && !self.is_any_for(&waiter.request))
+        };
+        let ids: SmallVec<[WaiterId; 4]> = waiting.filter(left_alone).collect();
+        for id in ids {
+            self.shed(id, ShedReason::NoBackend, wakers);
+        }
+    }
+
+    /// Whether a backend that may serve the request is in rotation.
+    pub(super) fn is_any_for(&self, request: &AdmissionRequest) -> bool {
+        let mut members = request.pools().flat_map(|pool| self.members(pool));
+        members.any(|id| self.allows(request, *id) && self.backend(*id).is_some_and(BackendState::in_rotation))
+    }
+
+    /// Takes a waiter out of its queue.
+    fn shed(&mut self, id: WaiterId, reason: ShedReason, wakers: &mut Wakers) {
+        let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
+        self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+        waiter.state = WaiterState::Shed(reason);
+        wakers.extend(waiter.waker.take());
     }
 }

@@ -168,6 +168,9 @@ impl AdmissionState {
                 None => {}
             }
         }
+        if request.pinned && !self.is_any_for(&request) {
+            return Entered::Shed(ShedReason::NoBackend);
+        }
         let deadline = held.unwrap_or(request.arrived + self.pools[request.home.index()].rules.queue_timeout);
         if self.starts_too_late(&reachable, deadline) {
             return Entered::Shed(ShedReason::EngineStarting);

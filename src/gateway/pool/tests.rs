@@ -94,6 +94,7 @@ impl Fixture {
             prefix: Arc::default(),
             avoid: smallvec![],
             only: None,
+            pinned: false,
         }
     }
 

@@ -386,6 +386,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         prefix: Default::default(),
         avoid: SmallVec::new(),
         only: None,
+        pinned: false,
     };
     let lease = admission.enter(ask);
     admission.apply(&[spec("short", "gpu0", 9000)], rules, now);

@@ -4,6 +4,7 @@
 use super::*;
 use crate::config::Config;
 use crate::experiment::Phase;
+use crate::pool::{Cordon, TrialBound};
 
 const TWO_BACKENDS: &str = "[[model]]\nname = \"m\"\n[[model]]\nname = \"lora\"\n[[pool]]\nname = \"p\"\n\
      [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:7001\"\nweight = 1000.0\n\
@@ -63,6 +64,24 @@ async fn an_arm_whose_backend_fails_or_is_gone_is_served_by_the_others_and_recor
     }
     // The fourth request did not try the backend, which the first three had ejected.
     assert_eq!(test.asked().iter().filter(|(port, _)| *port == 7002).count(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_an_arm_whose_engine_begins_to_drain_is_served_by_the_others_at_once() {
+    let (test, _) = promoted("pool = \"p\"\nbackends = [\"b\"]", vec![good()], vec![]);
+    let backend = test.flow.routing_table().pools[0].backends[1];
+    test.flow.admission.set_trials(&[(backend, Some(TrialBound { slots: 0, tokens: 0 }))]);
+    let mut client = TestClient::default();
+    let drain = async {
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(test.flow.admission.load(), (0, 1));
+        test.flow.admission.set_cordon(backend, Cordon::Draining);
+    };
+    let begun = Instant::now();
+    tokio::join!(test.flow.run(test.incoming(PLAIN), &mut client), drain);
+    let record = test.records.0.lock().pop().unwrap();
+    assert_eq!((record.backend.as_deref(), record.fell_back_from()), (Some("a"), Some("x/new")));
+    assert!(client.finished && begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,8 @@ enum Move {
         prompt: u64,
         slots: u32,
         priority: i32,
+        /// Pinned to this backend and those after it.
+        pinned: Option<usize>,
     },
     Poll(usize),
     Abandon(usize),
@@ -60,8 +62,8 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
-        6 => (0..2usize, 1..3_000u64, 1..7u32, -1..2i32)
-            .prop_map(|(home, prompt, slots, priority)| Move::Enter { home, prompt, slots, priority }),
+        6 => (0..2usize, 1..3_000u64, 1..7u32, -1..2i32, proptest::option::weighted(0.3, 0..4usize))
+            .prop_map(|(home, prompt, slots, priority, pinned)| Move::Enter { home, prompt, slots, priority, pinned }),
         4 => any::<usize>().prop_map(Move::Poll),
         2 => any::<usize>().prop_map(Move::Abandon),
         3 => any::<usize>().prop_map(Move::FirstToken),
@@ -126,10 +128,14 @@ proptest! {
         let (mut leases, mut tickets): (Vec<Lease>, Vec<Ticket>) = (Vec::new(), Vec::new());
         for step in history {
             match step {
-                Move::Enter { home, prompt, slots, priority } => {
+                Move::Enter { home, prompt, slots, priority, pinned } => {
                     let mut request = fixture.request(home, prompt);
                     request.need.slots = slots;
                     request.priority = priority;
+                    if let Some(first) = pinned {
+                        request.pinned = true;
+                        request.avoid = (0..first).map(BackendId::new).collect();
+                    }
                     match fixture.admission.enter(request) {
                         AdmissionDecision::Granted(lease) => leases.push(lease),
                         AdmissionDecision::Queued(ticket, _) => tickets.push(ticket),

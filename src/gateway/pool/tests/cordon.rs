@@ -118,3 +118,32 @@ fn a_request_that_no_starting_engine_can_serve_in_time_is_refused_at_once_with_t
     admission.set_cordon(first, Cordon::Starting);
     queued("what was known of an earlier start does not count");
 }
+
+#[test]
+fn a_pinned_request_does_not_wait_for_an_engine_that_has_left_the_rotation() {
+    let (fixture, [first, second]) = pair(1);
+    let held = [fixture.granted(0, 10), fixture.granted(0, 10)];
+    let enter = |avoid: &[BackendId], pinned| {
+        let request = AdmissionRequest { avoid: avoid.into(), pinned, ..fixture.request(0, 10) };
+        fixture.admission.enter(request)
+    };
+    let wait = |avoid: &[BackendId], pinned| match enter(avoid, pinned) {
+        AdmissionDecision::Queued(ticket, _) => ticket,
+        other => panic!("{other:?}"),
+    };
+    let (mut to_second, mut to_both, mut plain) = (wait(&[first], true), wait(&[], true), wait(&[first], false));
+    for cordon in [Cordon::Draining, Cordon::Starting] {
+        fixture.admission.set_cordon(second, cordon);
+        fixture.admission.check_invariants().unwrap();
+        if cordon == Cordon::Draining {
+            assert!(matches!(poll(&mut to_second), Some(WaitResult::Shed(ShedReason::NoBackend))));
+        }
+        assert!(poll(&mut to_both).is_none(), "the first backend is left");
+        assert!(poll(&mut plain).is_none(), "it may not be served in another way");
+        assert!(matches!(enter(&[first], true), AdmissionDecision::Shed(ShedReason::NoBackend)));
+    }
+    fixture.admission.set_draining(first, true);
+    assert!(matches!(poll(&mut to_both), Some(WaitResult::Shed(ShedReason::NoBackend))));
+    assert_eq!(fixture.admission.load(), (2, 1));
+    drop((held, plain));
+}

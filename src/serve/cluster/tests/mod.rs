@@ -185,6 +185,7 @@ impl Gateway {
                 prefix: Arc::default(),
                 avoid: Default::default(),
                 only: None,
+                pinned: false,
             };
             match self.admission.enter(request) {
                 AdmissionDecision::Granted(lease) => self.leases.push(lease),
