@@ -32,7 +32,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Longest request head, bytes.
 const MAX_HEAD: usize = 64 << 10;
@@ -291,7 +291,7 @@ async fn send(socket: &mut TcpStream, request: &Request, frames: &Frames, counte
     let mut progress = PendingResponse::begin(counters);
     let body = &request.body[..];
     counters.body_bytes.fetch_add(body.len() as u64, Relaxed);
-    let integrity = format!("x-mock-body: {}-{:016x}\r\n", body.len(), xxh3_64(body));
+    let integrity = format!("x-mock-body: {}-{:016x}\r\n", body.len(), XxHash3_64::oneshot(body));
     if let Some(mut last) = counters.last_body.try_lock() {
         last.clear();
         last.extend_from_slice(body);

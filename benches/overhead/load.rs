@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::reply::Reply;
 
@@ -147,7 +147,7 @@ fn build(load: &Load) -> Request {
         load.target,
         body.len()
     );
-    let seen = format!("{}-{:016x}", body.len(), xxh3_64(body.as_bytes()));
+    let seen = format!("{}-{:016x}", body.len(), XxHash3_64::oneshot(body.as_bytes()));
     Request { bytes: [head.as_bytes(), body.as_bytes()].concat(), seen }
 }
 

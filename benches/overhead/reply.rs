@@ -7,8 +7,10 @@
 //! Events are counted by their closing blank line, which is how vLLM frames them (`\n\n`). Bound: a head of 64 KiB.
 //! It does not decode content or decide which event carries text: the caller knows what the mock engine sends.
 
+use std::hash::Hasher as _;
+
 use anyhow::{Context as _, bail};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 /// Longest response head, bytes.
 const MAX_HEAD: usize = 64 << 10;
@@ -39,7 +41,7 @@ enum State {
 pub(crate) struct Reply {
     state: State,
     head: Vec<u8>,
-    hash: Box<Xxh3>,
+    hash: Box<XxHash3_64>,
     last_byte: u8,
     /// Status code; 0 before the head is complete.
     pub(crate) status: u16,
@@ -66,7 +68,7 @@ impl Reply {
         Self {
             state: State::Head,
             head: Vec::new(),
-            hash: Box::new(Xxh3::new()),
+            hash: Box::new(XxHash3_64::new()),
             last_byte: 0,
             status: 0,
             events: 0,
@@ -87,7 +89,7 @@ impl Reply {
 
     /// xxh3 of the decoded body so far.
     pub(crate) fn digest(&self) -> u64 {
-        self.hash.digest()
+        self.hash.finish()
     }
 
     /// A stream that came to its end without `[DONE]`: the response failed after it had begun.
@@ -164,7 +166,7 @@ impl Reply {
         let n = input.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let (part, rest) = input.split_at(n);
         *input = rest;
-        self.hash.update(part);
+        self.hash.write(part);
         self.bytes += n as u64;
         if self.start.len() < self.keep {
             self.start.extend_from_slice(&part[..n.min(self.keep - self.start.len())]);

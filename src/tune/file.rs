@@ -217,7 +217,7 @@ impl TuneFile {
         if file.config.is_none() && file.gateway.is_none() {
             file.set.splice(0..0, UNLIMITED.map(str::to_owned));
         }
-        let fingerprint = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(text.as_bytes()));
+        let fingerprint = format!("{:016x}", twox_hash::XxHash3_64::oneshot(text.as_bytes()));
         Ok(Self { scenario: Scenario { file, folder: folder.to_owned() }, tune, fingerprint })
     }
 }

@@ -185,7 +185,7 @@ impl Space {
     pub fn order(&self, settings: &[Setting], seed: u64) -> Vec<usize> {
         let rank = |setting: &Setting, cost: RestartCost| {
             let text = self.costly(setting, cost);
-            Rng::new(seed ^ xxhash_rust::xxh3::xxh3_64(text.as_bytes())).next_u64()
+            Rng::new(seed ^ twox_hash::XxHash3_64::oneshot(text.as_bytes())).next_u64()
         };
         let mut order: Vec<usize> = (0..settings.len()).collect();
         order.sort_by_cached_key(|at| COSTS.map(|cost| rank(&settings[*at], cost)));

@@ -176,7 +176,8 @@ def cluster_without_permission(world):
 
 
 def ledger_in_a_config_map(world):
-    """Engines never run more than their limit: with two gateways, after one is killed, and without the API server."""
+    """Engines never run more than their limit: with two gateways, when one stands still and goes on, after one is killed, and without the
+    API server."""
     world.apply(statefulset("counted", 2, command=("counting.py",)))
     cluster = f'mode = "strict"\nlease = "{SHORT_LEASE_SECONDS}s"'
     gateways = several(world, "ledger", 'selector = "app=counted"', f"slots = {SLOTS}", cluster)
@@ -221,6 +222,19 @@ def limits_hold(world, first, second):
     all_in_use(60)
     until("both gateways serve", lambda: all(sum(load.since().values()) >= 20 for load in loads))
     note("two gateways")
+
+    # For longer than the other one waits before it takes the share of a silent gateway.
+    first.process.process.send_signal(signal.SIGSTOP)
+    try:
+        until("it is taken for lost", lambda: first.name not in ledger(world) or "#unexplained" in ledger(world), 8 * SHORT_LEASE_SECONDS)
+        for _ in range(4 * SHORT_LEASE_SECONDS):
+            time.sleep(0.25)
+            running()
+    finally:
+        first.process.process.send_signal(signal.SIGCONT)
+    served = [sum(load.since().values()) for load in loads]
+    until("both serve again", lambda: all(sum(load.since().values()) >= before + 20 for load, before in zip(loads, served)))
+    note("one was stopped and continued")
 
     began = time.monotonic()
     first.stop(signal.SIGKILL)

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// What the lines about one model add up to.
 #[derive(Default, Debug)]
@@ -39,7 +39,7 @@ impl Records {
         for line in BufReader::new(File::open(path)?).lines() {
             let line: Value = serde_json::from_str(&line?).context("a line of the access log")?;
             let id = line["request_id"].as_str().unwrap_or_default();
-            ensure!(ids.insert(xxh3_64(id.as_bytes())), "request {id} has two lines");
+            ensure!(ids.insert(XxHash3_64::oneshot(id.as_bytes())), "request {id} has two lines");
             let model = crate::MODELS.iter().position(|model| line["model"] == **model);
             records[model.with_context(|| format!("a line without a model: {line}"))?].add(&line);
         }

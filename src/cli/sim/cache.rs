@@ -27,7 +27,7 @@ pub(super) fn folder(config: &SimConfig) -> PathBuf {
         config.engine.max_num_batched_tokens,
         config.engine.max_num_seqs
     );
-    let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
+    let hash = twox_hash::XxHash3_64::oneshot(key.as_bytes());
     root.join("torch_compile_cache").join(format!("sim-{:010x}", hash & 0xff_ffff_ffff)).join("rank_0_0/backbone")
 }
 

@@ -11,7 +11,7 @@
 //! Bounds: [`BYTES_MAX`] bytes of a prompt are hashed. Cost: one pass of XXH3 over them, about 0.1 us for each kilobyte.
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 use super::scan::Span;
 
@@ -78,11 +78,11 @@ impl PromptPrefix {
         parts.sort_by_key(|(place, _)| *place);
         let texts = parts.iter().filter_map(|(_, span)| body.get(span.start..span.end));
         let mut prefix = Self { bytes: texts.clone().map(<[u8]>::len).sum(), ..Self::default() };
-        let (mut hash, mut read, mut end) = (xxh3_64(model.as_bytes()), 0, STEP);
+        let (mut hash, mut read, mut end) = (XxHash3_64::oneshot(model.as_bytes()), 0, STEP);
         for mut text in texts {
             while !text.is_empty() && end <= BYTES_MAX {
                 let (piece, rest) = text.split_at(text.len().min(end - read));
-                (hash, read, text) = (xxh3_64_with_seed(piece, hash), read + piece.len(), rest);
+                (hash, read, text) = (XxHash3_64::oneshot_with_seed(hash, piece), read + piece.len(), rest);
                 if read == end {
                     prefix.beginnings.push(Beginning { hash, end: end as u32 });
                     end = after(end);

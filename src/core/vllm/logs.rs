@@ -15,7 +15,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Texts that are remembered as seen.
 pub const SEEN_MAX: usize = 4_096;
@@ -219,7 +219,7 @@ impl StartFollower {
         } else {
             text.chars().filter(|letter| !letter.is_ascii_digit()).collect()
         };
-        self.seen.len() < SEEN_MAX && self.seen.insert(xxh3_64(bar_part(&key).as_bytes()))
+        self.seen.len() < SEEN_MAX && self.seen.insert(XxHash3_64::oneshot(bar_part(&key).as_bytes()))
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::program::{program_of, subcommand};
 use crate::state_folder;
@@ -89,7 +89,9 @@ fn identity(program: &Path, words: &[String]) -> Option<u64> {
     let file = path.metadata().ok()?;
     let changed = file.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let installed = installed_beside(program);
-    Some(xxh3_64(format!("{}\n{}\n{changed}\n{installed:?}\n{words:?}", program.display(), file.len()).as_bytes()))
+    Some(XxHash3_64::oneshot(
+        format!("{}\n{}\n{changed}\n{installed:?}\n{words:?}", program.display(), file.len()).as_bytes(),
+    ))
 }
 
 /// The versions of vLLM in the Python environment that a program belongs to (`ENV/bin/vllm`, `ENV/bin/python`), as the names

@@ -28,7 +28,8 @@ table! {
     pub struct Experiment {
         /// Part of the label of its arms. Unique.
         pub name: String = required("name the experiment").check(check_name).example("sql-adapter");
-        /// Requests for these models take part. "*": for all declared models.
+        /// Requests for these models take part. "*": for all models; for those that are not declared, if no arm
+        /// has a model and the pools of all arms serve "*".
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
         /// Only requests with these API keys take part (auth.keys.name). None: all.
         pub keys: Vec<String> = default("[]").at_most(limits::MAX_KEYS);

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Clients remembered for each model.
 pub const MAX_CLIENTS: usize = 1_024;
@@ -40,7 +40,7 @@ pub struct ClientId(Option<u64>);
 impl ClientId {
     /// The client that uses the key of this name.
     pub fn of_key(name: &str) -> Self {
-        Self(Some(xxh3_64(name.as_bytes())))
+        Self(Some(XxHash3_64::oneshot(name.as_bytes())))
     }
 }
 

@@ -57,8 +57,8 @@ pub struct ExperimentSet(Vec<Experiment>);
 
 /// The facts about a request that decide whether it takes part.
 pub struct Subject<'a> {
-    /// The model that it is for.
-    pub model: ModelId,
+    /// The model that it is for; `None`: one that is not declared.
+    pub model: Option<ModelId>,
     /// The name of its API key.
     pub key: Option<&'a str>,
     /// The position of its home pool.

@@ -34,6 +34,8 @@ pub struct ExperimentPlan {
     /// How it is judged.
     pub rules: Rules,
     models: ModelScope,
+    /// Whether requests for models that are not declared take part.
+    undeclared: bool,
     keys: Vec<String>,
     classes: Vec<usize>,
     traffic: Traffic,
@@ -90,9 +92,12 @@ impl ExperimentPlan {
                 ArmPlan::new(experiment, arm, until, config)
             })
             .collect();
+        let serves_any = |pool: usize| config.pools[pool].models == ModelScope::All;
+        let keeps_models = |arm: &ArmPlan| arm.model.is_none() && arm.pool.is_none_or(serves_any);
         let salt = experiment.salt.as_deref().unwrap_or(&experiment.name);
         Self {
             name: experiment.name.as_str().into(),
+            undeclared: experiment.models == ModelScope::All && arms.iter().all(keeps_models),
             arms,
             sticky: experiment.sticky,
             header: experiment.header.to_ascii_lowercase().into(),
@@ -114,9 +119,10 @@ impl ExperimentPlan {
         }
     }
 
-    /// Whether requests of this model, key and class (the position of the home pool) may take part.
-    pub fn is_for(&self, model: ModelId, key: Option<&str>, class: usize) -> bool {
-        self.models.includes(model)
+    /// Whether requests of this model (`None`: one that is not declared), key and class (the position of the home pool) may take
+    /// part.
+    pub fn is_for(&self, model: Option<ModelId>, key: Option<&str>, class: usize) -> bool {
+        model.map_or(self.undeclared, |model| self.models.includes(model))
             && (self.keys.is_empty() || key.is_some_and(|key| self.keys.iter().any(|name| name == key)))
             && (self.classes.is_empty() || self.classes.contains(&class))
     }
@@ -157,7 +163,7 @@ fn identity(experiment: &config::Experiment, salt: &str, config: &Config) -> u64
             what += &format!(" {}", shadow.share);
         }
     }
-    xxhash_rust::xxh3::xxh3_64(what.as_bytes())
+    twox_hash::XxHash3_64::oneshot(what.as_bytes())
 }
 
 impl ArmPlan {

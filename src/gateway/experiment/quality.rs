@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use sluice_core::openai::{Answer, FinishReason};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::counts::Counts;
 
@@ -86,7 +86,7 @@ pub(super) struct RecentAnswers {
 impl RecentAnswers {
     /// Notes an answer. A client that uses an id again means its latest answer.
     pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
-        let id = xxh3_64(request_id.as_bytes());
+        let id = XxHash3_64::oneshot(request_id.as_bytes());
         // There are few arms and 64 groups.
         let answer = Rateable { arm: arm as u8, group: group as u8, rating: None };
         if self.answers.insert(id, answer).is_none() {
@@ -101,7 +101,7 @@ impl RecentAnswers {
 
     /// Rates an answer. Returns its arm, its group and its rating before; `None`: it is not known.
     pub(super) fn rate(&mut self, request_id: &str, good: bool) -> Option<(usize, usize, Option<bool>)> {
-        let answer = self.answers.get_mut(&xxh3_64(request_id.as_bytes()))?;
+        let answer = self.answers.get_mut(&XxHash3_64::oneshot(request_id.as_bytes()))?;
         Some((answer.arm.into(), answer.group.into(), answer.rating.replace(good)))
     }
 }

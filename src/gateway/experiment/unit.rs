@@ -11,7 +11,7 @@
 //! XXH3 with seeds of its own for both (the algorithm is stable across versions and machines). It is not cryptographic: a
 //! client that chooses its user name can choose its arm.
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 /// Groups that the units of an arm are measured in, see [`group_of`].
 pub const GROUPS: usize = 64;
@@ -25,7 +25,7 @@ pub struct Unit(u64);
 impl Unit {
     /// The unit of that name.
     pub fn new(name: &[u8]) -> Self {
-        Self(xxh3_64(name))
+        Self(XxHash3_64::oneshot(name))
     }
 }
 
@@ -40,22 +40,25 @@ impl UnitHash {
     /// The hashes of an experiment in `layer` with `salt`.
     pub fn new(layer: &str, salt: &str) -> Self {
         // Different words in front, so that a salt that is called like its layer is still independent of it.
-        Self { layer: xxh3_64(format!("layer {layer}").as_bytes()), salt: xxh3_64(format!("arms {salt}").as_bytes()) }
+        Self {
+            layer: XxHash3_64::oneshot(format!("layer {layer}").as_bytes()),
+            salt: XxHash3_64::oneshot(format!("arms {salt}").as_bytes()),
+        }
     }
 
     /// Where the unit is in its layer, in `[0, 1)`.
     pub fn place(&self, unit: Unit) -> f64 {
-        share_of(xxh3_64_with_seed(&unit.0.to_le_bytes(), self.layer))
+        share_of(XxHash3_64::oneshot_with_seed(self.layer, &unit.0.to_le_bytes()))
     }
 
     /// What decides its arm, in `[0, 1)`.
     pub fn draw(&self, unit: Unit) -> f64 {
-        share_of(xxh3_64_with_seed(&unit.0.to_le_bytes(), self.salt))
+        share_of(XxHash3_64::oneshot_with_seed(self.salt, &unit.0.to_le_bytes()))
     }
 
     /// The cell of a unit: one of [`CELLS`], independent of the arm. In few units no two share one.
     pub fn cell(&self, unit: Unit) -> u16 {
-        xxh3_64_with_seed(&unit.0.to_le_bytes(), !self.salt) as u16
+        XxHash3_64::oneshot_with_seed(!self.salt, &unit.0.to_le_bytes()) as u16
     }
 }
 

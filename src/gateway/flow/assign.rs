@@ -49,8 +49,12 @@ pub(super) fn assign<R: Recorder>(
         record.assigned = Some(arm.clone());
         return Some(arm.clone());
     }
+    // What no engine is known to serve would be sent to two of them.
+    if !model.is_known {
+        return None;
+    }
     let key = incoming.key.as_ref();
-    let subject = Subject { model: model.declared?, key: key.map(|key| &**key.name()), class };
+    let subject = Subject { model: model.declared, key: key.map(|key| &**key.name()), class };
     let may_use = |model| key.is_none_or(|key| key.may_use(Some(model)));
     let assigned = incoming.routing.experiments.assign(&subject, |plan| unit(plan, incoming, view), may_use)?;
     record.arm = Some(Arc::clone(&assigned.arm().label));

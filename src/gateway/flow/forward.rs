@@ -119,7 +119,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 return Err(respond::shut_down(record));
             }
             let unknown_model = is_unknown_model(&failed);
-            if !unknown_model {
+            // With the model of the client the same engine may serve it.
+            let has_other_model = self.prepared.arm.as_ref().is_some_and(|arm| arm.model.is_some());
+            if !(unknown_model && has_other_model) {
                 self.avoid.push(lease.backend());
             }
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
@@ -321,9 +323,10 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         Ok(ResponseStart { exchange, head, sent })
     }
 
-    /// Whether this status says that the engine does not know the model that the arm sent.
+    /// Whether this status says that the engine of the arm does not know the model: that of the arm, or an adapter that only others
+    /// have loaded.
     fn lacks_model(&self, status: StatusCode) -> bool {
-        status == StatusCode::NOT_FOUND && self.prepared.arm.as_ref().is_some_and(|arm| arm.model.is_some())
+        status == StatusCode::NOT_FOUND && self.prepared.arm.is_some()
     }
 
     /// A response that is not streamed shows no first token: its prefill share is returned when the prefill should be

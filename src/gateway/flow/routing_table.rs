@@ -70,6 +70,8 @@ pub struct ModelRoute {
     pub name: Arc<str>,
     /// Its declaration; `None` when only backends report it.
     pub declared: Option<ModelId>,
+    /// It is declared, or a backend reports it.
+    pub is_known: bool,
     /// Positions of the pools that serve it.
     pub pools: Vec<usize>,
     /// Its id, if it is a LoRA adapter.
@@ -167,11 +169,11 @@ impl RoutingTable {
             for name in reported.iter().take(limits::MAX_MODELS) {
                 if !table.by_name.contains_key(name) {
                     table.by_name.insert(name.clone(), table.models.len());
-                    table.models.push(ModelRoute::undeclared(name, &open, learned));
+                    table.models.push(ModelRoute::undeclared(name, true, &open, learned));
                 }
             }
             table.other = Some(table.models.len());
-            table.models.push(ModelRoute::undeclared(OTHER, &open, learned));
+            table.models.push(ModelRoute::undeclared(OTHER, false, &open, learned));
         }
         RoutingDraft(table)
     }
@@ -213,6 +215,7 @@ impl RoutingTable {
             self.models.push(ModelRoute {
                 name: model.name.as_str().into(),
                 declared: Some(id),
+                is_known: true,
                 pools: (0..self.config.pools.len()).filter(serves).collect(),
                 adapter: learned.adapter(&model.name).or(model.adapter.as_ref().map(|_| AdapterId::of(&model.name))),
                 estimator: learned.estimator(&model.name),
@@ -257,10 +260,11 @@ impl PoolRoute {
 }
 
 impl ModelRoute {
-    fn undeclared(name: &str, pools: &[usize], learned: &LearnedState) -> Self {
+    fn undeclared(name: &str, is_known: bool, pools: &[usize], learned: &LearnedState) -> Self {
         Self {
             name: name.into(),
             declared: None,
+            is_known,
             pools: pools.to_vec(),
             adapter: learned.adapter(name),
             estimator: learned.estimator(name),

@@ -18,7 +18,7 @@ pub struct AdapterId(NonZeroU32);
 impl AdapterId {
     /// The id of a name.
     pub fn of(name: &str) -> Self {
-        Self(NonZeroU32::MIN.saturating_add(xxhash_rust::xxh3::xxh3_64(name.as_bytes()) as u32))
+        Self(NonZeroU32::MIN.saturating_add(twox_hash::XxHash3_64::oneshot(name.as_bytes()) as u32))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A body whose declared size is over the limit, or over the memory that is free now, is refused before a byte of it is read.
 //! A body without a declared size is refused when it exceeds either. Memory is allocated as bytes arrive, not for the
-//! declared size. A body must arrive at a minimum rate, which is checked in each period ([`MinRate`]).
+//! declared size; only buffers that are kept anyway are taken at once. A body must arrive at a minimum rate, which is checked in
+//! each period ([`MinRate`]).
 
 use std::time::Duration;
 
@@ -140,12 +141,13 @@ pub(super) async fn read(
         return Ok(reading.counted.keep(first));
     }
     let expected = size.map_or(first.len() * 2, |size| usize::try_from(size).unwrap_or(usize::MAX));
-    let mut body = BodyBuffer { expected, ..BodyBuffer::default() };
+    let buffer = size.and_then(|_| reading.counted.spare_buffer(expected)).unwrap_or_default();
+    let mut body = BodyBuffer { expected, buffer, ..BodyBuffer::default() };
     body.append(first);
     while let Some(piece) = reading.next().await? {
         body.append(piece);
     }
-    Ok(reading.counted.keep(body.buffer.freeze()))
+    Ok(reading.counted.keep_buffer(body.buffer))
 }
 
 /// A body as far as it was received.
@@ -167,7 +169,7 @@ impl BodyBuffer {
     fn append(&mut self, piece: Bytes) {
         let received = self.held + self.buffer.len() + piece.len();
         let pieces_max = SMALL_PIECES + received / PIECE_MIN;
-        if self.buffer.is_empty() && self.pieces.len() < pieces_max && received < self.expected / 2 {
+        if self.buffer.capacity() == 0 && self.pieces.len() < pieces_max && received < self.expected / 2 {
             self.held = received;
             self.pieces.push(piece);
             return;

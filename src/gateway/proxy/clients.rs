@@ -10,7 +10,8 @@
 //!
 //! The bytes of a body count from their arrival until they are freed: while the request is read, queued, sent, and may still
 //! be retried. A declared size reserves nothing, but a request that declares more than is free is refused. While a body grows,
-//! it may be copied to a larger buffer; that copy is not counted. There is at most one per thread at a time.
+//! it may be copied to a larger buffer; that copy is not counted. There is at most one per thread at a time. Nor are buffers counted
+//! that are kept for later bodies (`spare_buffers.rs`).
 //!
 //! The address is the peer address of the connection. IPv6 addresses count by their /64 network, because one host can use all
 //! addresses of it. The map contains only addresses with open connections.
@@ -21,9 +22,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 
+use super::spare_buffers::SpareBuffers;
 use crate::config::Server;
 use crate::telemetry::ClientView;
 
@@ -42,6 +44,7 @@ pub struct ClientLimits {
     body_bytes: AtomicU64,
     dropped: AtomicU64,
     open: Mutex<OpenConnections>,
+    spare: SpareBuffers,
 }
 
 #[derive(Debug, Default)]
@@ -207,9 +210,19 @@ impl CountedBytes {
         true
     }
 
+    /// A buffer for a body that is declared to have `size` bytes, if one is left over from another body.
+    pub(super) fn spare_buffer(&self, size: usize) -> Option<BytesMut> {
+        self.limits.spare.take(size)
+    }
+
     /// Returns the body, which counts until its last slice is dropped.
     pub(super) fn keep(self, body: Bytes) -> Bytes {
         Bytes::from_owner(CountedBody { body, _counted: self })
+    }
+
+    /// The same for a body in a buffer, which is used again afterwards.
+    pub(super) fn keep_buffer(self, buffer: BytesMut) -> Bytes {
+        Bytes::from_owner(CountedBuffer { buffer, counted: self })
     }
 }
 
@@ -228,6 +241,23 @@ struct CountedBody {
 impl AsRef<[u8]> for CountedBody {
     fn as_ref(&self) -> &[u8] {
         &self.body
+    }
+}
+
+struct CountedBuffer {
+    buffer: BytesMut,
+    counted: CountedBytes,
+}
+
+impl AsRef<[u8]> for CountedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for CountedBuffer {
+    fn drop(&mut self) {
+        self.counted.limits.spare.keep(std::mem::take(&mut self.buffer));
     }
 }
 

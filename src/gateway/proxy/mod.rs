@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `app.rs` | the requests of a connection: routes, local responses, refusals before the body |
 //! | `head.rs` | reading a request head: deadline, size, framing checks |
-//! | `body.rs` | reading a request body: size, rate, memory |
+//! | `body.rs`, `spare_buffers.rs` | reading a request body: size, rate, memory; buffers that are used again |
 //! | `clients.rs` | limits on connections and body memory of all clients |
 //! | `downstream.rs` | the client as the request path sees it |
 //! | `upstream/` | the engine as the request path sees it: connections, exchanges, HTTP/1.1 responses |
@@ -20,6 +20,7 @@
 //! | `listener.rs`, `ending.rs` | accepting connections, shutdown, hand-over to another process |
 
 mod app;
+mod spare_buffers;
 mod body;
 mod clients;
 mod downstream;

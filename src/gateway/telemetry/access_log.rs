@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::line::line;
 use super::salt::Salt;
@@ -263,7 +263,7 @@ impl Sample {
     }
 
     fn takes(&self, request_id: &str) -> bool {
-        self.below.is_none_or(|below| xxh3_64(request_id.as_bytes()) < below)
+        self.below.is_none_or(|below| XxHash3_64::oneshot(request_id.as_bytes()) < below)
     }
 }
 

@@ -4,6 +4,7 @@
 //! given a self-signed certificate. Its dates and its name are still checked.
 
 use std::fmt;
+use std::hash::Hasher as _;
 use std::io;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::pem::{Certificates, PrivateKey};
 use super::server::{HTTP_11, roots};
@@ -47,28 +48,28 @@ impl ClientSettings {
     /// # Errors
     /// The key of `own` does not match, a certificate cannot be used, or the machine has no CA certificates.
     pub fn new(trusted: Roots<'_>, own: Option<(&Certificates, &PrivateKey)>) -> Result<Self, TlsError> {
-        let mut digest = Xxh3::new();
+        let mut digest = XxHash3_64::new();
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier(trusted, &mut digest)?);
         let mut config = match own {
             None => builder.with_no_client_auth(),
             Some((certificates, key)) => {
-                digest.update(&certificates.bytes());
-                digest.update(key.bytes());
+                digest.write(&certificates.bytes());
+                digest.write(key.bytes());
                 builder.with_client_auth_cert(certificates.chain(), key.der().clone_key())?
             }
         };
         config.alpn_protocols = vec![HTTP_11.to_vec()];
-        Ok(Self { config: Arc::new(config), digest: digest.digest() })
+        Ok(Self { config: Arc::new(config), digest: digest.finish() })
     }
 
     /// Settings for an engine whose certificate must be for `name`, a DNS name or an IP address. `None`: `name` is neither.
     pub fn to(&self, name: &str) -> Option<ClientTls> {
         let server = ServerName::try_from(name.to_owned()).ok()?;
-        let mut digest = Xxh3::with_seed(self.digest);
-        digest.update(name.as_bytes());
+        let mut digest = XxHash3_64::with_seed(self.digest);
+        digest.write(name.as_bytes());
         // 0 means no TLS.
-        Some(ClientTls { config: Arc::clone(&self.config), name: server, digest: digest.digest().max(1) })
+        Some(ClientTls { config: Arc::clone(&self.config), name: server, digest: digest.finish().max(1) })
     }
 }
 
@@ -115,15 +116,15 @@ impl fmt::Debug for ClientTls {
     }
 }
 
-fn verifier(trusted: Roots<'_>, digest: &mut Xxh3) -> Result<Arc<Verifier>, TlsError> {
+fn verifier(trusted: Roots<'_>, digest: &mut XxHash3_64) -> Result<Arc<Verifier>, TlsError> {
     let (roots, pinned) = match trusted {
         Roots::Unverified => {
-            digest.update(b"unverified");
+            digest.write(b"unverified");
             return Ok(Arc::new(Verifier { chains: None, pinned: Vec::new() }));
         }
         Roots::System => (system()?, Vec::new()),
         Roots::File(ca) => {
-            digest.update(&ca.bytes());
+            digest.write(&ca.bytes());
             (roots(ca)?, ca.chain())
         }
     };

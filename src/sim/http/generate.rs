@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 use crate::engine::{BLOCK_TOKENS, Content, Request};
 use crate::http::choice::{Choice, OutputOptions};
@@ -91,7 +91,7 @@ pub(crate) fn start(
                     priority: request.priority,
                     stops: finish == crate::http::wire::Finish::Stop,
                     content: content(prompt, &output),
-                    salt: request.cache_salt.as_ref().map_or(0, |salt| xxh3_64(salt.as_bytes()) | 1),
+                    salt: request.cache_salt.as_ref().map_or(0, |salt| XxHash3_64::oneshot(salt.as_bytes()) | 1),
                     skip_cached: request.prompt_logprobs.is_some(),
                     ..Request::default()
                 },
@@ -119,11 +119,11 @@ fn content(prompt: &Prompt, output: &PlannedOutput) -> Content {
     for id in prompt.ids.iter().copied().chain(output_ids) {
         block.extend_from_slice(&id.to_le_bytes());
         if block.len() == 4 * BLOCK_TOKENS as usize {
-            blocks.push(xxh3_64(&block));
+            blocks.push(XxHash3_64::oneshot(&block));
             block.clear();
         }
     }
-    Content::Blocks { blocks: blocks.into(), tail: xxh3_64_with_seed(&block, prompt.seed) }
+    Content::Blocks { blocks: blocks.into(), tail: XxHash3_64::oneshot_with_seed(prompt.seed, &block) }
 }
 
 /// Admits a request, or refuses it with the limit that is reached.

@@ -126,7 +126,7 @@ impl ResponsesWriter {
         if echo.max_output_tokens == "null" {
             echo.max_output_tokens = limit.to_string();
         }
-        let item = format!("msg_{:016x}", xxhash_rust::xxh3::xxh3_64(id.as_bytes()));
+        let item = format!("msg_{:016x}", twox_hash::XxHash3_64::oneshot(id.as_bytes()));
         Self { id: format!("resp_{id}"), item, created, model: quoted(model), echo, number: 0, text: String::new() }
     }
 

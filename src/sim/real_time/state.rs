@@ -53,7 +53,7 @@ impl ServerState {
     pub(crate) fn new(config: SimConfig) -> Self {
         let adapters = config.adapters.iter().cloned().map(Some).collect();
         let settings = format!("{:?}{:?}{}", config.names, config.engine, config.max_model_len);
-        let hash = xxhash_rust::xxh3::xxh3_64(settings.as_bytes()) as u32;
+        let hash = twox_hash::XxHash3_64::oneshot(settings.as_bytes()) as u32;
         let fingerprint = format!("vllm-{}-{hash:08x}", config.version).into();
         Self {
             config,

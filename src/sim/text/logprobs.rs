@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::text::planned_output::PlannedOutput;
 use crate::text::vocabulary::Vocabulary;
@@ -18,7 +18,7 @@ pub(crate) fn quoted(text: &str) -> String {
 
 /// The log probability of the token at a rank: it falls with the rank and differs a little between tokens.
 fn value(token: u32, rank: u32) -> f64 {
-    let noise = (xxh3_64(&token.to_le_bytes()) % 1000) as f64 / 4000.0;
+    let noise = (XxHash3_64::oneshot(&token.to_le_bytes()) % 1000) as f64 / 4000.0;
     -(0.05 + f64::from(rank) * 1.5 + noise)
 }
 

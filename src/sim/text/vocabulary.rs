@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use tokenizers::Tokenizer;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use super::words;
 
@@ -115,7 +115,7 @@ impl Vocabulary {
 
     /// The token at `position` of an output with this seed.
     pub fn draw(&self, seed: u64, position: u32) -> u32 {
-        let hash = xxh3_64_with_seed(&position.to_le_bytes(), seed);
+        let hash = XxHash3_64::oneshot_with_seed(seed, &position.to_le_bytes());
         match &self.real {
             Some(real) if real.drawn.is_empty() => self.eos,
             Some(real) => real.drawn[(hash % real.drawn.len() as u64) as usize],

@@ -5,7 +5,7 @@
 //! A token shows as a short word with a leading blank, chosen by the request's seed and the token's position, so
 //! output is readable and the same for the same request. Ids are hashes of pieces: stable, not invertible.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// Characters of alphabetic scripts, digits, blanks and signs per token.
 pub const CHARS_PER_TOKEN: usize = 4;
@@ -62,7 +62,7 @@ pub fn ids(text: &str) -> Vec<u32> {
 }
 
 fn id(piece: &str) -> u32 {
-    (xxh3_64_with_seed(piece.as_bytes(), 0) % VOCABULARY) as u32
+    (XxHash3_64::oneshot_with_seed(0, piece.as_bytes()) % VOCABULARY) as u32
 }
 
 /// The word at `position` of an output with this seed.
@@ -72,7 +72,7 @@ pub fn word(seed: u64, position: u32) -> &'static str {
 
 /// The id at `position` of an output with this seed.
 pub fn token(seed: u64, position: u32) -> u32 {
-    (xxh3_64_with_seed(&position.to_le_bytes(), seed) % VOCABULARY) as u32
+    (XxHash3_64::oneshot_with_seed(seed, &position.to_le_bytes()) % VOCABULARY) as u32
 }
 
 /// The word for an id, for `/detokenize`.

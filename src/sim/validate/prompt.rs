@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 use super::pydantic::FieldReader;
 use crate::http::error_body::ErrorBody;
@@ -79,7 +79,7 @@ impl TextModel {
     fn of_text(&self, text: &str, special: bool, length: u32) -> Result<Prompt, ErrorBody> {
         check_chars(text, length)?;
         let ids = self.vocabulary.encode(text, special);
-        let seed = xxh3_64_with_seed(text.as_bytes(), 0);
+        let seed = XxHash3_64::oneshot_with_seed(0, text.as_bytes());
         Ok(Prompt { ids: ids.into(), seed, text: Some(text.into()) })
     }
 
@@ -88,7 +88,7 @@ impl TextModel {
             return Err(ErrorBody::bad_request(None, format!("Token id {id} is out of vocabulary")));
         }
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        Ok(Prompt { ids: ids.into(), seed: xxh3_64_with_seed(&bytes, 0), text: None })
+        Ok(Prompt { ids: ids.into(), seed: XxHash3_64::oneshot_with_seed(0, &bytes), text: None })
     }
 
     /// The prompt of a conversation.
@@ -127,7 +127,7 @@ impl TextModel {
     fn without_template(&self, list: &[Value], generation: bool) -> Prompt {
         let mut ids: Vec<u32> = Vec::new();
         let filler = |word: &str, count: usize| {
-            let hash = xxh3_64(word.as_bytes());
+            let hash = XxHash3_64::oneshot(word.as_bytes());
             (0..count).map(move |at| (hash.rotate_left(at as u32 * 7) % crate::text::words::VOCABULARY) as u32)
         };
         ids.extend(filler("begin", TOKENS_PER_CHAT - if generation { 4 } else { 0 }));
@@ -150,7 +150,7 @@ impl TextModel {
         if generation {
             ids.extend(filler("answer", TOKENS_PER_CHAT - 1));
         }
-        let seed = xxh3_64_with_seed(json!(list).to_string().as_bytes(), 0);
+        let seed = XxHash3_64::oneshot_with_seed(0, json!(list).to_string().as_bytes());
         Prompt { ids: ids.into(), seed, text: None }
     }
 

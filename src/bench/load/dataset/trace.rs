@@ -165,5 +165,5 @@ pub(super) fn timed(text: &str, file: &str, labels: &TraceKeys) -> Result<Items,
 
 /// An id for a block name that is not a number.
 fn hashed(name: &Value) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(name.to_string().as_bytes())
+    twox_hash::XxHash3_64::oneshot(name.to_string().as_bytes())
 }

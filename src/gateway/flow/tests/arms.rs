@@ -97,6 +97,15 @@ async fn an_arm_whose_model_the_engine_does_not_know_is_served_with_the_model_of
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_engine_of_an_arm_does_not_know_is_served_by_another_one_that_does() {
+    let unknown = Script::Json(404, "{\"error\":{\"message\":\"no such model\"}}");
+    let (test, _) = promoted("pool = \"p\"\nbackends = [\"b\"]", vec![good()], vec![unknown]);
+    let (client, record) = test.request(PLAIN).await;
+    assert_eq!((client.head.unwrap().status, record.outcome), (StatusCode::OK, Outcome::Completed));
+    assert_eq!((record.backend.as_deref(), record.fell_back_from()), (Some("a"), Some("x/new")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_in_flight_finish_when_their_experiment_is_stopped_or_promoted() {
     let slow = || Script::Stream(vec![(0, ROLE), (50, WORD), (50, LAST), (0, DONE)], true);
     let (test, learned) = promoted("model = \"lora\"", vec![slow()], vec![]);

@@ -115,7 +115,7 @@ fn embeddings(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply
             Value::Array(ids) => ids.len(),
             _ => 1,
         };
-        let mut rng = Rng::new(xxhash_rust::xxh3::xxh3_64(input.to_string().as_bytes()));
+        let mut rng = Rng::new(twox_hash::XxHash3_64::oneshot(input.to_string().as_bytes()));
         let raw: Vec<f64> = (0..EMBEDDING).map(|_| rng.unit() - 0.5).collect();
         let norm = raw.iter().map(|x| x * x).sum::<f64>().sqrt();
         let vector: Vec<f64> = raw.into_iter().map(|x| x / norm).collect();

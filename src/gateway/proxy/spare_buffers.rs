@@ -1,0 +1,96 @@
+//! Buffers of long bodies that are used again.
+//!
+//! A body of 400 KB fills a hundred pages. The allocator returns the pages of a freed buffer to the system within milliseconds, and
+//! the next body pays for each of them with a page fault: together more than reading the prompt costs.
+//!
+//! Bounds: buffers of [`SIZES`], together at most [`KEPT_MAX`] bytes, which never return to the system once that much was in use. A
+//! kept buffer is given to a body when its length is declared, so a client that declares a length and sends nothing holds at most
+//! some of these.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+
+/// Shorter bodies fit into memory that the allocator keeps, longer ones are rare.
+const SIZES: RangeInclusive<usize> = 64 << 10..=1 << 20;
+/// All kept buffers together.
+const KEPT_MAX: usize = 8 << 20;
+
+/// See the header of this file.
+#[derive(Debug, Default)]
+pub(super) struct SpareBuffers(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    buffers: VecDeque<BytesMut>,
+    /// Their capacities.
+    bytes: usize,
+}
+
+impl SpareBuffers {
+    /// An empty buffer for a body of `size` bytes, if one is kept that is not more than twice as large.
+    pub(super) fn take(&self, size: usize) -> Option<BytesMut> {
+        if !SIZES.contains(&size) {
+            return None;
+        }
+        let mut kept = self.0.lock();
+        let fits = |buffer: &BytesMut| (size..=2 * size).contains(&buffer.capacity());
+        let at = kept.buffers.iter().rposition(fits)?;
+        let buffer = kept.buffers.swap_remove_back(at)?;
+        kept.bytes -= buffer.capacity();
+        Some(buffer)
+    }
+
+    /// Keeps the buffer of a body that is over. If there are too many, the oldest is freed.
+    pub(super) fn keep(&self, mut buffer: BytesMut) {
+        buffer.clear();
+        let capacity = buffer.capacity();
+        if !SIZES.contains(&capacity) {
+            return;
+        }
+        let mut kept = self.0.lock();
+        kept.bytes += capacity;
+        kept.buffers.push_back(buffer);
+        while kept.bytes > KEPT_MAX {
+            let oldest = kept.buffers.pop_front().map_or(0, |oldest| oldest.capacity());
+            kept.bytes -= oldest;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(size: usize) -> BytesMut {
+        let mut buffer = BytesMut::with_capacity(size);
+        buffer.resize(size, 1);
+        buffer
+    }
+
+    #[test]
+    fn a_buffer_is_given_to_bodies_that_fill_at_least_half_of_it() {
+        let spare = SpareBuffers::default();
+        spare.keep(filled(400_000));
+        assert!(spare.take(400_001).is_none() && spare.take(199_999).is_none());
+        let buffer = spare.take(200_000).unwrap();
+        assert!(buffer.is_empty() && buffer.capacity() == 400_000);
+        assert!(spare.take(200_000).is_none(), "it is in use");
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_the_newest_stays() {
+        let spare = SpareBuffers::default();
+        for size in [1 << 10, 2 << 20] {
+            spare.keep(filled(size));
+        }
+        assert_eq!(spare.0.lock().bytes, 0, "too short and too long");
+        (0..100).for_each(|n| spare.keep(filled(300_000 + n)));
+        let kept = spare.0.lock();
+        assert!(kept.bytes <= KEPT_MAX && kept.bytes > KEPT_MAX - 400_000, "{}", kept.bytes);
+        assert_eq!(kept.bytes, kept.buffers.iter().map(BytesMut::capacity).sum::<usize>());
+        assert_eq!(kept.buffers.back().map(BytesMut::capacity), Some(300_099));
+    }
+}
