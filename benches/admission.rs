@@ -91,6 +91,7 @@ impl Bench {
             prefix: Arc::default(),
             avoid: [].into_iter().collect(),
             only: None,
+            pinned: false,
         }
     }
 

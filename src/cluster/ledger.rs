@@ -62,6 +62,9 @@ pub struct Entry {
     /// What it wants of the limits of API keys, by their name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub keys: BTreeMap<String, KeyClaim>,
+    /// Backends to which no gateway shall send requests: this one drains or starts their engines.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub closed: BTreeSet<String>,
 }
 
 /// What one gateway holds of one backend.
@@ -132,6 +135,12 @@ impl Ledger {
     /// The smallest limit of a backend that a gateway has in its configuration.
     pub fn limit(&self, backend: &str) -> Limit {
         self.holdings(backend).fold(Limit::default(), |least, (_, holding)| least.min(&holding.limit))
+    }
+
+    /// The backends that gateways other than this one have closed.
+    pub fn closed_by_others(&self, id: &str) -> BTreeSet<&str> {
+        let others = self.gateways.iter().filter(|(other, _)| *other != id);
+        others.flat_map(|(_, entry)| entry.closed.iter().map(String::as_str)).collect()
     }
 
     /// What all hold of a backend.

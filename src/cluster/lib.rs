@@ -44,6 +44,7 @@ mod census;
 mod line;
 pub mod notice;
 mod part;
+mod closing;
 pub mod member;
 pub mod election;
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::amounts::{Amounts, Unit};
 use crate::census::Census;
+use crate::closing::Closing;
 use crate::key_claim::KeyClaim;
 use crate::keys::bounded;
 use crate::ledger::{BACKENDS_MAX, EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, is_gateway};
@@ -99,6 +100,7 @@ pub struct Member {
     behind: Option<Duration>,
     /// What it wants of the limits of API keys.
     keys: BTreeMap<String, KeyClaim>,
+    closing: Closing,
     leaving: bool,
     has_left: bool,
     /// It must not write this object.
@@ -124,6 +126,7 @@ impl Member {
             writes: 0,
             behind: None,
             keys: BTreeMap::new(),
+            closing: Closing::default(),
             leaving: false,
             has_left: false,
             barred: false,
@@ -146,6 +149,21 @@ impl Member {
     /// What it wants of the limits of API keys, from the next plan on.
     pub fn set_keys(&mut self, keys: BTreeMap<String, KeyClaim>) {
         self.keys = keys;
+    }
+
+    /// From the next plan on no gateway shall send requests to these backends.
+    pub fn set_closed(&mut self, closed: &BTreeSet<String>) {
+        self.closing.set(closed);
+    }
+
+    /// Those of them to which no other gateway sends requests any more, and on which none has one.
+    pub fn left_by_others(&self) -> BTreeSet<String> {
+        self.closing.left()
+    }
+
+    /// Whether another gateway may still send requests to a backend that is closed.
+    pub fn is_closing(&self) -> bool {
+        self.closing.left().len() < self.closing.names().len()
     }
 
     /// Whether it has given back everything and is no longer in the ledger.
@@ -198,6 +216,9 @@ impl Member {
             found => found,
         };
         self.behind = None;
+        if let Some(found) = found {
+            self.closing.read(found);
+        }
         let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
         if self.silence.observe(now, &ledger) {
             // What was known concerns another object.
@@ -236,6 +257,7 @@ impl Member {
         }
         self.own.retain(|backend, _| pending.rooms.contains_key(backend));
         self.census.wrote(pending.sent, &pending.ledger);
+        self.closing.written(&self.id, &pending.ledger);
         pending.notices.into_iter().for_each(|notice| self.notice(notice));
     }
 
@@ -337,7 +359,8 @@ impl Member {
         let beat = self.beat + 1;
         let lease_ms = self.rules.lease.as_millis() as u64;
         let keys = if self.leaving { BTreeMap::new() } else { bounded(&self.keys, ledger.gateways.len()) };
-        let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys };
+        let closed = self.closing.names();
+        let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys, closed };
         let mut rooms = BTreeMap::new();
         for (backend, usage) in local {
             let known = old.as_ref().and_then(|old| old.backends.get(backend)).copied();

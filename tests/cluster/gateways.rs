@@ -177,7 +177,7 @@ impl Gateway {
     }
 }
 
-fn binary() -> PathBuf {
+pub(crate) fn binary() -> PathBuf {
     std::env::var_os("SLUICE_BIN").map_or_else(|| env!("CARGO_BIN_EXE_sluice").into(), PathBuf::from)
 }
 

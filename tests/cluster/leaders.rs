@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -15,21 +15,21 @@ use tokio::time::timeout;
 use super::*;
 
 /// Longer than elsewhere: a gateway that gets no processor for most of it would lose the lead.
-const TERM_LEASE: Duration = Duration::from_secs(3);
+pub(super) const TERM_LEASE: Duration = Duration::from_secs(3);
 /// A lease on a clock that is a tenth too slow, a round of the election, and what a machine under load takes.
 const SWITCH_MAX: Duration = Duration::from_secs(6);
 const KEY: &str = "sluice-ledger-leader";
 const STREAMS: usize = 12;
 
-struct Trio {
+pub(super) struct Trio {
     store: Store,
     engines: Vec<Arc<Engine>>,
-    gateways: Vec<Gateway>,
+    pub(super) gateways: Vec<Gateway>,
 }
 
 impl Trio {
     /// All of them have a share, and one leads.
-    async fn start(leader: &str, state: Option<&Path>, tables: &str) -> Self {
+    pub(super) async fn start(leader: &str, state: Option<&Path>, tables: &str) -> Self {
         Self::on(Store::Fake(Fake::start().await), leader, state, tables).await
     }
 
@@ -51,7 +51,7 @@ impl Trio {
     }
 
     /// Which one leads, once exactly one does.
-    async fn until_one_leads(&self) -> usize {
+    pub(super) async fn until_one_leads(&self) -> usize {
         let begun = Instant::now();
         loop {
             let mut leaders = Vec::new();
@@ -72,7 +72,7 @@ impl Trio {
         self.gateways.iter().map(|gateway| gateway.port).collect()
     }
 
-    fn logs(&self) -> String {
+    pub(super) fn logs(&self) -> String {
         self.gateways.iter().map(|gateway| format!("{}:\n{}", gateway.name, gateway.log())).collect()
     }
 }
@@ -105,7 +105,7 @@ async fn is_ready(port: u16) -> bool {
 
 /// How a stream ended at one gateway.
 #[derive(Debug, PartialEq)]
-enum Ended {
+pub(super) enum Ended {
     Whole,
     /// No byte of the answer came, or it was a 503: another gateway may serve the request.
     Unserved,
@@ -113,8 +113,8 @@ enum Ended {
     Cut,
 }
 
-async fn stream(port: u16, tokens: u64) -> Ended {
-    let body = format!(r#"{{"model":"m","prompt":"a","stream":true,"max_tokens":{tokens}}}"#);
+pub(super) async fn stream(port: u16, model: &str, tokens: u64) -> Ended {
+    let body = format!(r#"{{"model":"{model}","prompt":"a","stream":true,"ignore_eos":true,"max_tokens":{tokens}}}"#);
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: g\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
@@ -184,7 +184,7 @@ async fn request(ports: &[u16], counts: &Counts, tokens: u64) {
             if !is_ready(*port).await {
                 continue;
             }
-            match stream(*port, tokens).await {
+            match stream(*port, "m", tokens).await {
                 Ended::Unserved => counts.again.fetch_add(1, Relaxed),
                 Ended::Whole => return add(&counts.whole),
                 Ended::Cut => return add(&counts.cut),
@@ -320,7 +320,7 @@ async fn a_leader_that_was_stopped_and_goes_on_changes_no_engine_any_more_and_se
     let first = &trio.gateways[trio.until_one_leads().await];
     first.until("it acts", async |gateway| lines(&acts).contains(&gateway.pid().to_string())).await;
     let port = first.port;
-    let streams: Vec<_> = (0..3).map(|_| tokio::spawn(stream(port, 150))).collect();
+    let streams: Vec<_> = (0..3).map(|_| tokio::spawn(stream(port, "m", 150))).collect();
     sleep(Duration::from_millis(500)).await;
     first.signal(nix::sys::signal::Signal::SIGSTOP);
     let stopped = Instant::now();
@@ -419,7 +419,7 @@ async fn the_store_is_gone(store: Store) {
         // Mode keep: none that is ready would be an outage.
         assert_eq!(gateway.is_ready().await, gateway.name == first.name, "{}", gateway.name);
     }
-    assert_eq!(stream(first.port, 5).await, Ended::Whole);
+    assert_eq!(stream(first.port, "m", 5).await, Ended::Whole);
     trio.store.bring_back().await;
     let back = Instant::now();
     trio.until_one_leads().await;

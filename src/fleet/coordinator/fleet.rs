@@ -22,6 +22,7 @@ use crate::engine::lifecycle::ChangeRefused;
 use crate::engine::spec::EngineSpec;
 use crate::engine::view::EngineView;
 use crate::lead::Lead;
+use crate::other_gateways::OtherGateways;
 use crate::probe::ReportedModels;
 use crate::state_folder;
 use sluice_gateway::pool::Admission;
@@ -180,6 +181,11 @@ impl Fleet {
     /// Whether this gateway may act on engines, of several of which one leads.
     pub fn lead(&self) -> Arc<Lead> {
         Arc::clone(&self.registry.lead)
+    }
+
+    /// What is known of other gateways before the same engines.
+    pub fn others(&self) -> Arc<OtherGateways> {
+        Arc::clone(&self.registry.others)
     }
 
     /// Lets go of all engines at once, since another gateway may lead: whatever is being done ends where it is, as if this process had

@@ -24,6 +24,7 @@ use crate::engine::journal::{Journal, JournalError, Record};
 use crate::engine::lifecycle::RestartBlocked;
 use crate::engine::spec::EngineSpec;
 use crate::lead::Lead;
+use crate::other_gateways::OtherGateways;
 use crate::probe::ReportedModels;
 use crate::state_folder::{self, KEY_BYTES};
 use sluice_gateway::pool::{Admission, Cordon};
@@ -56,6 +57,7 @@ pub(super) struct Registry {
     pub(super) fast_shutdown: CancellationToken,
     /// Whether this gateway may act on engines.
     pub(super) lead: Arc<Lead>,
+    pub(super) others: Arc<OtherGateways>,
     /// No engine is started any more.
     closing: AtomicBool,
     /// What autoscaling remembers between two looks.
@@ -86,6 +88,7 @@ impl Registry {
             next_change: AtomicU64::new(1),
             fast_shutdown: CancellationToken::new(),
             lead: Arc::default(),
+            others: Arc::default(),
             closing: AtomicBool::new(false),
             scales: Mutex::default(),
             beside: Mutex::default(),
@@ -231,7 +234,7 @@ impl Registry {
         }
         let driver = (self.maker)(&spec);
         let (admission, reported) = (Arc::clone(&self.admission), Arc::clone(&self.reported));
-        let ends = (self.fast_shutdown.clone(), Arc::clone(&self.lead));
+        let ends = (self.fast_shutdown.clone(), Arc::clone(&self.lead), Arc::clone(&self.others));
         let context = Arc::new(EngineContext::new(spec, driver, admission, reported, journal, ends));
         table.managed.insert(name.to_owned(), engine_task::spawn(context));
         None

@@ -193,7 +193,7 @@ impl Rollout<'_> {
         let deadline = Instant::now() + context.spec().rules.drain;
         loop {
             let running = context.running();
-            if running == 0 {
+            if running == 0 && context.others.have_left(&context.spec().name) {
                 return Ok(());
             }
             if Instant::now() >= deadline {

@@ -19,6 +19,7 @@ use super::lifecycle::{Lifecycle, Step};
 use super::spec::EngineSpec;
 use crate::driver::{EngineIdentity, EngineSettings, SharedDriver};
 use crate::lead::Lead;
+use crate::other_gateways::OtherGateways;
 use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon};
@@ -56,6 +57,8 @@ pub(crate) struct EngineContext {
     pub(crate) fast_shutdown: CancellationToken,
     /// Without it nothing is done to the engine.
     pub(crate) lead: Arc<Lead>,
+    /// Their requests run on the engine, too.
+    pub(crate) others: Arc<OtherGateways>,
     pub(crate) state: Mutex<EngineState>,
     /// The configured adapters have changed.
     pub(crate) adapters_changed: Notify,
@@ -71,7 +74,7 @@ impl EngineContext {
         admission: Arc<Admission>,
         reported: Arc<ReportedModels>,
         journal: Arc<Mutex<Journal>>,
-        (fast_shutdown, lead): (CancellationToken, Arc<Lead>),
+        (fast_shutdown, lead, others): (CancellationToken, Arc<Lead>, Arc<OtherGateways>),
     ) -> Self {
         let state = EngineState {
             lifecycle: Lifecycle::new(spec.setup()),
@@ -91,6 +94,7 @@ impl EngineContext {
             journal,
             fast_shutdown,
             lead,
+            others,
             state: Mutex::new(state),
             adapters_changed: Notify::new(),
             identity: spec.identity.clone(),

@@ -94,7 +94,7 @@ async fn hung(context: &EngineContext, step: Step) -> String {
     }
 }
 
-/// The gateway's requests finish first, then all others of the engine; then golden prompts are recorded.
+/// The gateway's requests finish first, then those of other gateways, and all others of the engine; then golden prompts are recorded.
 async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let limit = context.spec().rules.drain;
     let leaving = context.is_leaving();
@@ -108,6 +108,10 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
             sleep(POLL).await;
         }
         // A shutdown does not wait for requests of other clients of the engine.
+        while !leaving && !context.others.have_left(&context.spec().name) {
+            context.set_detail("other gateways still use it".to_owned());
+            sleep(POLL).await;
+        }
         while !leaving && let Some(running) = client::running_requests(context).await.filter(|running| *running > 0.0) {
             context.set_detail(format!("{running:.0} requests of other clients in flight"));
             sleep(POLL).await;
@@ -120,9 +124,12 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
         }
     };
     if emptied.await.is_err() {
+        let left = match context.running() {
+            0 => "requests of other gateways or clients may still be running".to_owned(),
+            running => format!("{running} requests were still running"),
+        };
         return Err(StepFailure::temporary(format!(
-            "{} requests were still running after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
-            context.running(),
+            "{left} after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
             limit.as_secs_f64()
         )));
     }

@@ -132,6 +132,8 @@ pub(super) struct BackendState {
     pub(super) fault_lines: FaultLines,
     pub(super) draining: bool,
     pub(super) cordon: Cordon,
+    /// Another gateway, which runs its engine, drains or starts it.
+    pub(super) closed: bool,
     /// How long a start of its engine takes, if that is known.
     pub(super) start_takes: Option<Duration>,
     /// When its engine, which starts, is expected to be ready, if that is known.
@@ -181,6 +183,7 @@ impl BackendState {
             fault_lines: FaultLines::default(),
             draining: false,
             cordon: Cordon::Open,
+            closed: false,
             start_takes: None,
             ready_at: None,
             removed: false,
@@ -207,6 +210,7 @@ impl BackendState {
         self.max_model_len = known.max_model_len;
         self.draining = known.draining;
         self.cordon = known.cordon;
+        self.closed = known.closed;
         self.ready_at = known.ready_at;
         self.start_takes = known.start_takes;
         self.ceiling = known.ceiling;
@@ -330,14 +334,19 @@ impl BackendState {
         Some(now.saturating_duration_since(self.progress.last().max(busy_since)))
     }
 
+    /// What the process that runs its engine has decided, here or at another gateway.
+    pub(super) fn cordon(&self) -> Cordon {
+        if self.closed && self.cordon == Cordon::Open { Cordon::Draining } else { self.cordon }
+    }
+
     /// Whether new work may go here at all, room or not.
     pub(super) fn in_rotation(&self) -> bool {
-        !self.draining && !self.removed && self.cordon == Cordon::Open && self.health.allowance() != Some(0)
+        !self.draining && !self.removed && self.cordon() == Cordon::Open && self.health.allowance() != Some(0)
     }
 
     /// Whether it gets work now or is expected to soon.
     fn is_worth_waiting_for(&self) -> bool {
-        let coming = match self.cordon {
+        let coming = match self.cordon() {
             Cordon::Open => self.health.is_untried(),
             Cordon::Draining | Cordon::Starting => true,
             Cordon::Down | Cordon::Idle => false,

@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use super::admission::Admission;
+use super::backend::Cordon;
 use super::capacity::BackendLimits;
 use super::foreign::need_of;
 pub use super::settled::TICK;
@@ -36,6 +37,8 @@ pub struct BackendUse {
     pub address: Arc<Address>,
     /// No longer configured.
     pub removed: bool,
+    /// The process that runs its engine, which is this one, drains or starts it.
+    pub cordoned: bool,
     /// Its configured limits.
     pub limits: BackendLimits,
     /// In use, by requests of this gateway and of one that hands over to it.
@@ -95,6 +98,24 @@ impl Admission {
         });
     }
 
+    /// Sets which backends another gateway has closed, because it drains or starts their engines. `is_closed` gets the names of pool
+    /// and backend.
+    pub fn set_closed(&self, mut is_closed: impl FnMut(&str, &str) -> bool) {
+        self.shared.update(|state, wakers| {
+            for id in (0..state.backends.len()).map(BackendId::new) {
+                let Some(found) = state.backend(id) else { continue };
+                let closed = is_closed(&state.pools[found.pool.index()].name, &found.name);
+                if found.closed == closed {
+                    continue;
+                }
+                if let Some(found) = state.backend_mut(id) {
+                    found.closed = closed;
+                    state.reconsider(id, wakers);
+                }
+            }
+        });
+    }
+
     /// [`TICK`] has passed. Returns whether any request waits.
     pub fn tick(&self) -> bool {
         self.shared.update(|state, _| {
@@ -135,6 +156,7 @@ impl AdmissionState {
                 name: Arc::clone(&found.name),
                 address: Arc::clone(&found.address),
                 removed: found.removed,
+                cordoned: found.cordon != Cordon::Open,
                 limits: found.configured,
                 used: Share::of(&found.used).plus(found.foreign),
                 waiting,

@@ -44,7 +44,7 @@ impl AdmissionState {
                 return None;
             }
             // An engine that drains is about to start: when it will be ready is not known yet.
-            let ready_at = match backend.cordon {
+            let ready_at = match backend.cordon() {
                 Cordon::Starting => backend.ready_at,
                 Cordon::Draining => None,
                 // One that is not on its way says nothing about those that are.
@@ -87,7 +87,7 @@ impl AdmissionState {
     /// Whether no backend of these pools is in rotation, and one may come to be. A pool of pods without one has no backend.
     fn may_get_an_engine(&self, pools: &[PoolId]) -> bool {
         let members = || pools.iter().flat_map(|pool| self.members(*pool)).filter_map(|id| self.backend(*id));
-        let comes = |backend: &BackendState| !backend.draining && !backend.removed && backend.cordon != Cordon::Down;
+        let comes = |backend: &BackendState| !backend.draining && !backend.removed && backend.cordon() != Cordon::Down;
         !members().any(BackendState::in_rotation) && (members().next().is_none() || members().any(comes))
     }
 
@@ -96,7 +96,7 @@ impl AdmissionState {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
         let comes = |id: &BackendId| {
             let other = self.backend(*id).filter(|other| *id != backend && !other.draining && !other.removed);
-            other.is_some_and(|other| !matches!(other.cordon, Cordon::Down | Cordon::Idle))
+            other.is_some_and(|other| !matches!(other.cordon(), Cordon::Down | Cordon::Idle))
         };
         if self.pools[pool.index()].rules.hold.is_none() || self.members(pool).iter().any(comes) {
             return;

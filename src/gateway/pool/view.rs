@@ -137,7 +137,7 @@ impl AdmissionState {
                     phase: b.health.phase(),
                     recent: b.health.recent(),
                     draining: b.draining,
-                    cordon: b.cordon,
+                    cordon: b.cordon(),
                     removed: b.removed,
                     hangs: b.hangs,
                     limits: b.limits,

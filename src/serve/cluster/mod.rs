@@ -40,7 +40,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Rng;
 use crate::config::{self, ClusterLeader, ClusterMode};
-use crate::fleet::Lead;
+use crate::fleet::{Lead, OtherGateways};
 use crate::flow::keys::KeyUsage;
 use crate::pool::{Address, Admission};
 use any_store::AnyStore;
@@ -65,6 +65,10 @@ pub(super) struct Divided<'a> {
     pub(super) admission: &'a Arc<Admission>,
     /// Those of API keys.
     pub(super) keys: &'a Arc<KeyUsage>,
+    /// While it is held, backends whose engines this gateway drains or starts are closed for all ..
+    pub(super) lead: &'a Arc<Lead>,
+    /// .. and this says which of them the others have left.
+    pub(super) others: &'a Arc<OtherGateways>,
 }
 
 /// This gateway's part in the ledger.
@@ -88,7 +92,7 @@ impl Cluster {
     fn join_with<S: Store>(
         store: S,
         config: &config::Cluster,
-        Divided { admission, keys }: Divided<'_>,
+        Divided { admission, keys, lead, others }: Divided<'_>,
         (seed, takes_over): (u64, bool),
         running: fn(Arc<Address>) -> Running,
     ) -> Self {
@@ -109,6 +113,8 @@ impl Cluster {
             store: Arc::new(store),
             admission: Arc::clone(admission),
             keys: Arc::clone(keys),
+            lead: Arc::clone(lead),
+            others: Arc::clone(others),
             timing,
             pulse: Arc::clone(&pulse),
             view: Arc::clone(&view),

@@ -26,7 +26,7 @@ use super::store::{Found, Store, Written};
 use super::units::{amounts_of, limit_of, local_use, name_of, share_of};
 use super::view::{Counts, View};
 use crate::base::Rng;
-use crate::fleet::scrape;
+use crate::fleet::{Lead, OtherGateways, scrape};
 use crate::flow::key_share::KeyUse;
 use crate::flow::keys::KeyUsage;
 use crate::pool::{Address, Admission, BackendUse, ShareEnd};
@@ -103,6 +103,8 @@ pub(super) struct Renewal<S> {
     pub(super) store: Arc<S>,
     pub(super) admission: Arc<Admission>,
     pub(super) keys: Arc<KeyUsage>,
+    pub(super) lead: Arc<Lead>,
+    pub(super) others: Arc<OtherGateways>,
     pub(super) timing: Timing,
     pub(super) pulse: Arc<Pulse>,
     pub(super) view: Arc<View>,
@@ -153,6 +155,8 @@ impl<S: Store> Renewal<S> {
                 }
                 // Another member of etcd may answer.
                 Outcome::Failed => (Instant::now() + self.timing.early, None),
+                // An engine waits to be stopped.
+                Outcome::Done if self.member.is_closing() => (begun + self.timing.early, None),
                 Outcome::Done | Outcome::Refused => (begun + self.timing.period, Some(begun + self.timing.early)),
             };
             tokio::select! {
@@ -183,6 +187,10 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
+        // Before it is counted what runs there: once that is written, nothing is sent there any more.
+        if let Some(ledger) = &ledger {
+            self.close(ledger);
+        }
         self.claim_keys();
         let Some(plan) = self.plan(ledger.as_ref(), pages) else { return Outcome::Done };
         self.write(plan, &found).await
@@ -193,6 +201,7 @@ impl<S: Store> Renewal<S> {
         for attempt in 1.. {
             let since = self.state.planned.replace(Instant::now()).unwrap_or(self.epoch);
             let uses = self.admission.uses();
+            self.close_for_others(&uses);
             let mut local = local_use(&uses, self.pulse.is_blind(since));
             give_pages(&mut local, std::mem::take(&mut pages));
             self.ask_engines(&uses);
@@ -238,6 +247,18 @@ impl<S: Store> Renewal<S> {
         };
         self.share();
         outcome
+    }
+
+    /// Sends no requests to backends that others have closed.
+    fn close(&self, ledger: &Ledger) {
+        let closed = ledger.closed_by_others(self.member.id());
+        self.admission.set_closed(|pool, backend| !closed.is_empty() && closed.contains(&*name_of(pool, backend)));
+    }
+
+    /// The next plan closes the backends whose engines this gateway drains or starts.
+    fn close_for_others(&mut self, uses: &[BackendUse]) {
+        let closed = uses.iter().filter(|used| used.cordoned && !used.removed && self.lead.is_held());
+        self.member.set_closed(&closed.map(|used| name_of(&used.pool, &used.name)).collect());
     }
 
     /// What the API keys want goes out with the next plan.
@@ -338,6 +359,11 @@ impl<S: Store> Renewal<S> {
     fn publish(&mut self) {
         let now = self.now();
         let standing = self.member.standing(now);
+        self.others.note(self.member.left_by_others());
+        if !matches!(standing, Standing::Holding | Standing::Joining) {
+            // A gateway that has closed a backend does not act on its engine without the store, either.
+            self.admission.set_closed(|_, _| false);
+        }
         for notice in self.member.notices() {
             match notice {
                 Notice::Stands(_, Standing::Holding) | Notice::Began => tracing::info!("cluster: {notice}"),

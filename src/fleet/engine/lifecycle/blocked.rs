@@ -36,7 +36,9 @@ pub enum RestartBlocked {
         headroom_percent: u32,
     },
     /// The drain before a replacement took too long.
-    #[error("{0} requests were still running after the drain (fleet.drain)")]
+    #[error(
+        "{0} requests of this gateway, and perhaps some of others, were still running after the drain (fleet.drain)"
+    )]
     StillRunning(u32),
     /// Another engine on its device, on its port or under its name is being stopped.
     #[error("{0} is being stopped first")]

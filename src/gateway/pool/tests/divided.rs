@@ -154,3 +154,33 @@ fn only_streams_that_were_seen_and_read_at_once_are_settled() {
     drop(leases);
     assert_eq!(settled(1), 0);
 }
+
+#[test]
+fn a_backend_that_another_gateway_has_closed_gets_nothing_and_is_waited_for() {
+    let fixture = Fixture::new(&[spec("one", 2, limits(4, 1), vec![])]);
+    let close = |closed: &[&str]| {
+        fixture.admission.set_closed(|pool, backend| {
+            assert_eq!(pool, "one");
+            closed.contains(&backend)
+        });
+        fixture.admission.check_invariants().unwrap();
+    };
+    let names: Vec<Arc<str>> = fixture.admission.view()[0].backends.iter().map(|view| Arc::clone(&view.name)).collect();
+    close(&[&*names[0]]);
+    for _ in 0..4 {
+        std::mem::forget(fixture.granted(0, 10));
+    }
+    let views = fixture.admission.view();
+    let used: Vec<u32> = views[0].backends.iter().map(|view| view.used.requests).collect();
+    assert_eq!((used, views[0].backends[0].state()), (vec![0, 4], "draining"));
+    assert!(fixture.admission.uses().iter().all(|used| !used.cordoned), "this gateway has closed nothing");
+    close(&[&*names[0], &*names[1]]);
+    let mut waiting = fixture.queued(0, 10);
+    assert!(poll(&mut waiting).is_none());
+    close(&[&*names[1]]);
+    assert_eq!(lease_of(&mut waiting).backend(), fixture.layout.backends[0][0]);
+    fixture.admission.set_cordon(fixture.layout.backends[0][1], Cordon::Draining);
+    close(&[]);
+    assert_eq!(fixture.admission.view()[0].backends[1].state(), "draining", "by this one");
+    assert_eq!(fixture.admission.uses().iter().filter(|used| used.cordoned).count(), 1);
+}

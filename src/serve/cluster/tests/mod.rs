@@ -151,7 +151,8 @@ impl Gateway {
             leader: config::ClusterLeader::None,
         };
         let keys = Arc::new(KeyUsage::default());
-        let divided = Divided { admission: &admission, keys: &keys };
+        let (lead, others) = (Arc::default(), Arc::default());
+        let divided = Divided { admission: &admission, keys: &keys, lead: &lead, others: &others };
         let cluster = Cluster::join_with(store.clone(), &table, divided, (number, false), running);
         Self { admission, keys, layout, cluster, leases: Vec::new(), tickets: Vec::new() }
     }
