@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::amounts::{Amounts, Limit, Unit};
 use crate::key_claim::KeyClaim;
+use crate::pool_load::PoolLoad;
 
 /// The version that this program writes.
 pub const VERSION: u32 = 1;
@@ -65,6 +66,9 @@ pub struct Entry {
     /// Backends to which no gateway shall send requests: this one drains or starts their engines.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub closed: BTreeSet<String>,
+    /// Its load of the pools that are scaled, by their name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pools: BTreeMap<String, PoolLoad>,
 }
 
 /// What one gateway holds of one backend.

@@ -34,6 +34,7 @@
 
 pub mod amounts;
 mod key_claim;
+mod pool_load;
 pub mod ledger;
 pub mod division;
 pub mod keys;
@@ -56,5 +57,6 @@ pub use key_claim::{KeyClaim, UNITS};
 pub use ledger::{EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, VERSION};
 pub use member::{Identity, Member, Plan, Rules};
 pub use notice::{Notice, Standing};
+pub use pool_load::PoolLoad;
 pub use silence::{END_AGE, PAUSE, SURE_AGE};
 pub use usage::{LocalUse, Page, Usage};

@@ -20,6 +20,7 @@ use crate::ledger::{BACKENDS_MAX, EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger,
 use crate::line::Line;
 use crate::notice::{NOTICES_MAX, Notice, Standing, name};
 use crate::part::{Division, move_over};
+use crate::pool_load::PoolLoad;
 use crate::silence::Silence;
 use crate::usage::{LocalUse, Usage};
 use crate::windows::Windows;
@@ -101,6 +102,7 @@ pub struct Member {
     /// What it wants of the limits of API keys.
     keys: BTreeMap<String, KeyClaim>,
     closing: Closing,
+    pools: BTreeMap<String, PoolLoad>,
     leaving: bool,
     has_left: bool,
     /// It must not write this object.
@@ -127,6 +129,7 @@ impl Member {
             behind: None,
             keys: BTreeMap::new(),
             closing: Closing::default(),
+            pools: BTreeMap::new(),
             leaving: false,
             has_left: false,
             barred: false,
@@ -149,6 +152,11 @@ impl Member {
     /// What it wants of the limits of API keys, from the next plan on.
     pub fn set_keys(&mut self, keys: BTreeMap<String, KeyClaim>) {
         self.keys = keys;
+    }
+
+    /// Its load of pools, which the next plan has.
+    pub fn set_pools(&mut self, pools: BTreeMap<String, PoolLoad>) {
+        self.pools = pools;
     }
 
     /// From the next plan on no gateway shall send requests to these backends.
@@ -359,8 +367,9 @@ impl Member {
         let beat = self.beat + 1;
         let lease_ms = self.rules.lease.as_millis() as u64;
         let keys = if self.leaving { BTreeMap::new() } else { bounded(&self.keys, ledger.gateways.len()) };
-        let closed = self.closing.names();
-        let mut entry = Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys, closed };
+        let (closed, pools) = (self.closing.names(), self.pools.clone());
+        let mut entry =
+            Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys, closed, pools };
         let mut rooms = BTreeMap::new();
         for (backend, usage) in local {
             let known = old.as_ref().and_then(|old| old.backends.get(backend)).copied();

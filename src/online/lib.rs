@@ -59,6 +59,6 @@ pub use forecast::{Answer, Candidate, Forecast, Question};
 pub use limits::{Knob, Limits};
 pub use proof::Load;
 pub use report::{GroupReport, TimedEvent, TunerReport};
-pub use scaler::{Look, Scaler, ScalerRules};
+pub use scaler::{Look, Scaler, ScalerRules, Tally};
 pub use tuner::{Saved, Tuner};
 pub use window::Observer;

@@ -236,6 +236,8 @@ struct Observed {
     window: PoolWindow,
     /// For the scaler, since it looked last.
     tally: Tally,
+    /// The same since the gateway started.
+    ended: Tally,
 }
 
 /// What was gathered.
@@ -268,6 +270,7 @@ impl Observer {
                 .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
             window: PoolWindow::new(now),
             tally: Tally::default(),
+            ended: Tally::default(),
         };
         *pools = config.pools.iter().map(observed).collect();
     }
@@ -289,6 +292,7 @@ impl Observer {
         }
         recent.add(record, now);
         pool.tally.add(record, &pool.objectives);
+        pool.ended.add(record, &pool.objectives);
         pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
@@ -314,6 +318,12 @@ impl Observer {
     pub fn take_tally(&self, pool: &str) -> Tally {
         let pools = &mut self.0.lock().pools;
         pools.iter_mut().find(|own| *own.name == *pool).map(|own| std::mem::take(&mut own.tally)).unwrap_or_default()
+    }
+
+    /// The same since the gateway started.
+    pub fn ended(&self, pool: &str) -> Tally {
+        let pools = &self.0.lock().pools;
+        pools.iter().find(|own| *own.name == *pool).map(|own| own.ended).unwrap_or_default()
     }
 
     /// Counts the requests of these arms, those that arrive from `from` on; `None`: of no arms.

@@ -2,17 +2,29 @@
 //!
 //! Its own task, because it must go on where the online tuner is off. It takes the lock of admission for a snapshot. It ends with the tasks that decide about engines: of two gateways, one publishes and applies.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sluice_cluster::PoolLoad;
 use tokio::sync::watch;
 
 use super::app::App;
+use super::scaling::loads;
 
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl App {
+    /// The load of the pools that are scaled, for other gateways.
+    pub(super) fn loads(&self) -> BTreeMap<String, PoolLoad> {
+        let config = self.config.load();
+        match config.pools.iter().any(|pool| pool.autoscale.is_some()) {
+            true => loads(&config, &self.admission.view(), &self.tuning.observer),
+            false => BTreeMap::new(),
+        }
+    }
+
     /// Looks at the pools until `end` is true.
     pub(super) async fn keep_scaling(self: Arc<Self>, mut end: watch::Receiver<bool>) {
         #[cfg(feature = "kubernetes")]
@@ -26,7 +38,8 @@ impl App {
             if config.pools.iter().any(|pool| pool.autoscale.is_some()) {
                 let (view, pods, now) = (self.admission.view(), self.pods.views(), self.tuning.started.elapsed());
                 let known = (&*self.fleet.views(), &*pods);
-                for change in self.scaling.step(&config, &view, known, &self.tuning.observer, now) {
+                let seen = (&*self.tuning.observer, self.cluster.as_ref().map(|cluster| &cluster.loads));
+                for change in self.scaling.step(&config, &view, known, seen, now) {
                     tracing::info!("autoscale: {change}");
                 }
             }

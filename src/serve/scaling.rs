@@ -5,19 +5,23 @@
 //! to its first look in use. The longest of the last [`STARTS`] counts, because an engine that comes late is the one that is missed.
 //! For engines that the gateway starts, the journal knows how long the last start of each took, also before this gateway.
 //!
+//! Where several gateways share the engines, the load of all of them counts (`cluster/loads.rs`).
+//!
 //! Nothing is kept over a restart of the gateway: what an engine holds and the day before are learned anew; until then the engines stay
 //! as many as they are, and a queue adds some.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use super::cluster::{OtherLoad, OtherLoads};
 use crate::config::{Config, Pool};
 use crate::fleet::discovery::PodsView;
 use crate::fleet::{EngineView, Step};
-use crate::online::{Look, Observer, Scaler, ScalerRules};
+use crate::online::{Look, Observer, Scaler, ScalerRules, Tally};
 use crate::pool::{Cordon, PoolView};
 use crate::telemetry::PoolEngines;
 use parking_lot::Mutex;
+use sluice_cluster::PoolLoad;
 
 /// Starts of which the longest counts.
 const STARTS: usize = 5;
@@ -74,7 +78,7 @@ impl Scaling {
         config: &Config,
         view: &[PoolView],
         (engines, pods): (&[EngineView], &[PodsView]),
-        observer: &Observer,
+        (observer, others): (&Observer, Option<&OtherLoads>),
         now: Duration,
     ) -> Vec<String> {
         let mut scaled = self.0.lock();
@@ -85,11 +89,13 @@ impl Scaling {
             let Some(view) = view.iter().find(|view| *view.name == *pool.name) else { continue };
             let engines: Vec<&EngineView> = engines.iter().filter(|engine| is_of(engine, &pool.name)).collect();
             let starting = starting(view, &engines, pods);
-            let own = scaled.entry(pool.name.clone()).or_insert_with(|| Scaled {
-                scaler: Scaler::new(rules),
-                rules,
-                starts: Starts::default(),
-                wanted: 0,
+            let mut tally = observer.take_tally(&pool.name);
+            let other = others.map_or_else(OtherLoad::default, |others| others.take(&pool.name));
+            tally.merge(&other.tally);
+            let own = scaled.entry(pool.name.clone()).or_insert_with(|| {
+                // What ended before, while another gateway was the one to decide, is not the load of this second.
+                tally = Tally::default();
+                Scaled { scaler: Scaler::new(rules), rules, starts: Starts::default(), wanted: 0 }
             });
             let serving = || view.backends.iter().filter(|backend| backend.in_rotation());
             own.starts.see(&starting, serving().map(|backend| &*backend.name), now);
@@ -104,10 +110,10 @@ impl Scaling {
                 &Look {
                     ready: serving().count() as u32,
                     starting: starting.len() as u32,
-                    queue: view.queue_length,
-                    in_flight: view.backends.iter().map(|backend| backend.used.slots as usize).sum(),
+                    queue: view.queue_length + other.queue,
+                    in_flight: in_flight(view) + other.in_flight,
                     slots: serving().map(|backend| backend.limits.slots).min().unwrap_or(pool.slots),
-                    tally: observer.take_tally(&pool.name),
+                    tally,
                 },
                 now,
             );
@@ -153,6 +159,20 @@ impl Scaling {
         };
         scaled.iter().filter_map(view).collect()
     }
+}
+
+/// The load of the pools that are scaled, for other gateways.
+pub(super) fn loads(config: &Config, view: &[PoolView], observer: &Observer) -> BTreeMap<String, PoolLoad> {
+    let load = |pool: &Pool| {
+        let view = view.iter().find(|view| *view.name == *pool.name)?;
+        let (queue, in_flight) = (view.queue_length as u64, in_flight(view) as u64);
+        Some((pool.name.clone(), PoolLoad { queue, in_flight, ended: observer.ended(&pool.name).sums() }))
+    };
+    config.pools.iter().filter(|pool| pool.autoscale.is_some()).filter_map(load).collect()
+}
+
+fn in_flight(view: &PoolView) -> usize {
+    view.backends.iter().map(|backend| backend.used.slots as usize).sum()
 }
 
 fn rules(pool: &Pool) -> Option<ScalerRules> {
@@ -203,6 +223,7 @@ mod tests {
     use crate::fleet::discovery::PodView;
     use crate::flow::specs;
     use crate::pool::Admission;
+    use sluice_cluster::Ledger;
     use tokio::time::Instant;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -232,21 +253,48 @@ mod tests {
         let (scaling, observer) = (Scaling::default(), Observer::default());
         let plain = config("");
         let view = pool(&plain).view();
-        scaling.step(&plain, &view, (&[], &[]), &observer, SECOND);
+        scaling.step(&plain, &view, (&[], &[]), (&observer, None), SECOND);
         assert_eq!(scaling.view(), []);
         let scaled = config("autoscale = { max = 4 }");
         let mut changes = Vec::new();
         for second in 1..=70 {
             assert_eq!(scaling.view().is_empty(), second <= 61, "nothing is published in the first minute");
-            changes.extend(scaling.step(&scaled, &view, (&[], &[]), &observer, second * SECOND));
+            changes.extend(scaling.step(&scaled, &view, (&[], &[]), (&observer, None), second * SECOND));
         }
         let shown = scaling.view();
         assert_eq!((shown[0].wanted, &*shown[0].pool, changes.len()), (2, "p", 0));
         let fewer = config("autoscale = { max = 1 }");
-        let changes = scaling.step(&fewer, &view, (&[], &[]), &observer, 71 * SECOND);
+        let changes = scaling.step(&fewer, &view, (&[], &[]), (&observer, None), 71 * SECOND);
         assert_eq!((scaling.view()[0].wanted, changes.len()), (1, 1), "{changes:?}");
-        scaling.step(&plain, &view, (&[], &[]), &observer, 72 * SECOND);
+        scaling.step(&plain, &view, (&[], &[]), (&observer, None), 72 * SECOND);
         assert_eq!(scaling.view(), []);
+    }
+
+    #[tokio::test]
+    async fn the_requests_of_other_gateways_count_as_those_of_this_one() {
+        let (scaling, observer, others) = (Scaling::default(), Observer::default(), OtherLoads::default());
+        let scaled = config("slots = 8\nautoscale = { max = 4 }");
+        let view = pool(&scaled).view();
+        let write = |in_flight: u64, ended: f64| {
+            let load = PoolLoad { queue: 0, in_flight, ended: [ended; 6] };
+            let entry =
+                serde_json::json!({ "beat": 1, "lease_ms": 1, "keeps": true, "backends": {}, "pools": { "p": load } });
+            let ledger =
+                serde_json::json!({ "version": 1, "begun": "", "writes": 1, "known": [], "gateways": { "b": entry } });
+            others.see(&Ledger::parse(ledger.to_string().as_bytes()).unwrap(), "a");
+        };
+        // What ended before the first look is not the load of one second.
+        write(1, 0.0);
+        write(1, 1e9);
+        for second in 1..=70 {
+            scaling.step(&scaled, &view, (&[], &[]), (&observer, Some(&others)), second * SECOND);
+        }
+        assert_eq!(scaling.view()[0].wanted, 2);
+        write(20, 1e9);
+        for second in 71..=125 {
+            scaling.step(&scaled, &view, (&[], &[]), (&observer, Some(&others)), second * SECOND);
+        }
+        assert_eq!(scaling.view()[0].wanted, 3, "20 sequences need three engines of 8");
     }
 
     #[tokio::test]
@@ -265,7 +313,7 @@ mod tests {
         }
         let step = |b: Step, second: u32| {
             let engines = [engine("a", Step::Adopt, Some(40.0)), engine("b", b, Some(70.0))];
-            scaling.step(&applied, &admission.view(), (&engines, &[]), &observer, second * SECOND);
+            scaling.step(&applied, &admission.view(), (&engines, &[]), (&observer, None), second * SECOND);
             scaling.targets(&applied)
         };
         assert_eq!(step(Step::Recover, 1), [("p".to_owned(), Some(1))]);
@@ -288,16 +336,16 @@ mod tests {
         let a = admission.view()[0].backends[0].id;
         admission.set_cordon(a, Cordon::Down);
         let seen = || scaling.0.lock()["p"].rules.cold_start.as_secs_f64();
-        scaling.step(&config, &admission.view(), (&[], &pods("not_ready")), &observer, 10 * SECOND);
-        scaling.step(&config, &admission.view(), (&[], &pods("warming_up")), &observer, 11 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &pods("not_ready")), (&observer, None), 10 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &pods("warming_up")), (&observer, None), 11 * SECOND);
         assert_eq!(seen(), 180.0);
         admission.set_cordon(a, Cordon::Open);
-        scaling.step(&config, &admission.view(), (&[], &pods("in_use")), &observer, 105 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &pods("in_use")), (&observer, None), 105 * SECOND);
         assert_eq!(seen(), 95.0);
         admission.set_cordon(a, Cordon::Starting);
-        scaling.step(&config, &admission.view(), (&[], &[]), &observer, 200 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &[]), (&observer, None), 200 * SECOND);
         admission.set_cordon(a, Cordon::Open);
-        scaling.step(&config, &admission.view(), (&[], &[]), &observer, 230 * SECOND);
+        scaling.step(&config, &admission.view(), (&[], &[]), (&observer, None), 230 * SECOND);
         assert_eq!(seen(), 95.0, "the longest one");
     }
 }

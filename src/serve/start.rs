@@ -272,6 +272,8 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let view = move || shown.upgrade().map_or_else(Vec::new, |app| engines::metrics(&app.fleet.views()));
     app.telemetry.show_engines(Step::ALL.map(Step::label).to_vec(), view);
     if let Some(cluster) = app.cluster.clone() {
+        let shown = Arc::downgrade(app);
+        cluster.show_loads(Box::new(move || shown.upgrade().map_or_else(Default::default, |app| app.loads())));
         let leader = app.leader.clone();
         app.telemetry.show_cluster(move || ClusterMetrics {
             leader: leader.as_ref().map(|leader| leader.metrics()),

@@ -65,6 +65,22 @@ impl Tally {
         self.near += f64::from(u8::from(ratio > NEAR));
     }
 
+    /// All of it, in an order that does not change.
+    pub fn sums(&self) -> [f64; 6] {
+        [self.ended, self.known.0, self.known.1, self.judged, self.missed, self.near]
+    }
+
+    /// The other way round.
+    pub fn from_sums([ended, known, work, judged, missed, near]: [f64; 6]) -> Self {
+        Self { ended, known: (known, work), judged, missed, near }
+    }
+
+    /// What was added to an earlier sum; nothing that is less.
+    pub fn since(&self, before: &Self) -> Self {
+        let (now, before) = (self.sums(), before.sums());
+        Self::from_sums(std::array::from_fn(|at| (now[at] - before[at]).max(0.0)))
+    }
+
     /// Adds another one.
     pub fn merge(&mut self, other: &Self) {
         self.ended += other.ended;

@@ -190,7 +190,9 @@ impl<S: Store> Renewal<S> {
         // Before it is counted what runs there: once that is written, nothing is sent there any more.
         if let Some(ledger) = &ledger {
             self.close(ledger);
+            self.view.loads.see(ledger, self.member.id());
         }
+        self.member.set_pools(self.view.own_loads());
         self.claim_keys();
         let Some(plan) = self.plan(ledger.as_ref(), pages) else { return Outcome::Done };
         self.write(plan, &found).await

@@ -4,11 +4,16 @@
 //! admits nothing. At the start all of a limit may be held for gateways of before, so that none has a share yet.
 //! Bounds: the names of as many gateways as a ledger has.
 
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::OnceLock;
+
 use parking_lot::Mutex;
 use sluice_cluster::notice::name;
-use sluice_cluster::{Ledger, Standing, ledger};
+use sluice_cluster::{Ledger, PoolLoad, Standing, ledger};
 use tokio::time::Instant;
 
+use super::loads::OtherLoads;
 use crate::admin::status::ClusterStatus;
 use crate::telemetry::ClusterMetrics;
 
@@ -36,11 +41,22 @@ struct Shown {
 }
 
 /// See the header of this file.
-#[derive(Debug)]
 pub(crate) struct View {
     mode: &'static str,
     store: String,
     shown: Mutex<Shown>,
+    /// What other gateways have seen.
+    pub(crate) loads: OtherLoads,
+    own_loads: OnceLock<OwnLoads>,
+}
+
+/// The load of pools at this gateway.
+pub(crate) type OwnLoads = Box<dyn Fn() -> BTreeMap<String, PoolLoad> + Send + Sync>;
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("store", &self.store).field("shown", &self.shown).finish_non_exhaustive()
+    }
 }
 
 impl View {
@@ -55,7 +71,18 @@ impl View {
             counts: Counts::default(),
             trouble: None,
         };
-        Self { mode, store, shown: Mutex::new(shown) }
+        let (shown, loads) = (Mutex::new(shown), OtherLoads::default());
+        Self { mode, store, shown, loads, own_loads: OnceLock::new() }
+    }
+
+    /// Says where the load of pools is found, once.
+    pub(crate) fn show_loads(&self, loads: OwnLoads) {
+        let _ = self.own_loads.set(loads);
+    }
+
+    /// The load of pools at this gateway.
+    pub(super) fn own_loads(&self) -> BTreeMap<String, PoolLoad> {
+        self.own_loads.get().map(|loads| loads()).unwrap_or_default()
     }
 
     pub(super) fn note_ledger(&self, found: &Ledger, is_withheld: bool) {
