@@ -1,20 +1,32 @@
-//! Backends to which no gateway shall send requests, because the one that runs their engines drains or starts them.
+//! Backends to which no gateway shall send requests, because the one that runs their engines drains or restarts them.
 //!
 //! A gateway writes them with its renewal. Another one that reads them sends nothing more there before it writes its next renewal,
-//! and a write is only possible over the state that was read. So it has stopped if its beat is larger than in the state in which the
-//! backend was closed first, and nothing of its own runs there any more if that entry says so. A gateway that is gone, or was
-//! taken for gone, has no entry.
+//! and it can only write over the state that it has read. So when a gateway's beat is larger than in the state that closed the
+//! backend, that gateway sends nothing more there; and its requests there have ended when its entry shows no slots in use. What
+//! gateways had that were taken for gone is in [`UNEXPLAINED`](crate::UNEXPLAINED) as far as the engine may still run it.
+//!
+//! A closing can get lost: with the object, or when a program that does not know of it writes. Then it is written anew, and all that
+//! was known of the others is forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::amounts::Unit;
-use crate::ledger::{Ledger, is_gateway};
+use crate::ledger::{Entry, Ledger, is_gateway};
 
 /// What one gateway has closed, and who may still send requests there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
-    /// By backend: the others that were there when that was written, with their beats; `None`: it is not written yet.
-    backends: BTreeMap<String, Option<BTreeMap<String, u64>>>,
+    /// By backend; `None`: it is not written yet.
+    backends: BTreeMap<String, Option<Others>>,
+}
+
+/// The other gateways, as far as a closed backend is concerned.
+#[derive(Clone, Debug)]
+struct Others {
+    /// Those that may not have read that it is closed, with their beats when that was written.
+    unaware: BTreeMap<String, u64>,
+    /// Whether one of them, or one that is gone, had requests there when the ledger was last read.
+    run: bool,
 }
 
 impl Closing {
@@ -35,31 +47,34 @@ impl Closing {
     pub(crate) fn written(&mut self, own: &str, ledger: &Ledger) {
         let Some(entry) = ledger.gateways.get(own) else { return };
         let others = || ledger.gateways.iter().filter(|(id, _)| **id != own && is_gateway(id));
-        let new =
-            self.backends.iter_mut().filter(|(backend, others)| others.is_none() && entry.closed.contains(*backend));
-        for (_, known) in new {
-            *known = Some(others().map(|(id, entry)| (id.clone(), entry.beat)).collect());
+        for (backend, known) in &mut self.backends {
+            if known.is_none() && entry.closed.contains(backend) {
+                let unaware = others().map(|(id, entry)| (id.clone(), entry.beat)).collect();
+                *known = Some(Others { unaware, run: true });
+            }
         }
     }
 
-    /// This was read.
-    pub(crate) fn read(&mut self, ledger: &Ledger) {
-        for (backend, others) in &mut self.backends {
-            let sends = |id: &String, beat: &mut u64| {
-                ledger.gateways.get(id).is_some_and(|entry| {
-                    let runs = entry.backends.get(backend).is_some_and(|holding| holding.used.get(Unit::Slots) > 0);
-                    entry.beat <= *beat || runs
-                })
+    /// This was read; `None`: there was no object.
+    pub(crate) fn read(&mut self, own: &str, ledger: Option<&Ledger>) {
+        let entries = || ledger.iter().flat_map(|ledger| &ledger.gateways);
+        for (backend, known) in &mut self.backends {
+            let stands = entries().any(|(id, entry)| id == own && entry.closed.contains(backend));
+            let Some(others) = known.as_mut().filter(|_| stands) else {
+                *known = None;
+                continue;
             };
-            if let Some(others) = others {
-                others.retain(sends);
-            }
+            let beat = |id: &String| ledger.and_then(|ledger| ledger.gateways.get(id)).map(|entry| entry.beat);
+            others.unaware.retain(|id, before| beat(id).is_some_and(|beat| beat <= *before));
+            let runs = |entry: &Entry| entry.backends.get(backend).is_some_and(|held| held.used.get(Unit::Slots) > 0);
+            others.run = entries().any(|(id, entry)| id != own && runs(entry));
         }
     }
 
     /// The closed backends to which no other gateway sends requests, and of which none has one running.
     pub(crate) fn left(&self) -> BTreeSet<String> {
-        let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(BTreeMap::is_empty));
+        let has_left = |others: &Others| others.unaware.is_empty() && !others.run;
+        let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(has_left));
         left.map(|(backend, _)| backend.clone()).collect()
     }
 }
@@ -87,16 +102,39 @@ mod tests {
         let mut closing = Closing::default();
         closing.set(&["p/a".to_owned()].into());
         let own = ("own", 5, 3, &["p/a"][..]);
-        closing.read(&ledger(&[own, ("b", 7, 0, &[])]));
-        assert!(closing.left().is_empty(), "it is not written");
-        closing.written("own", &ledger(&[own, ("b", 7, 0, &[]), ("c", 2, 1, &[]), ("#earlier", 1, 0, &[])]));
-        closing.read(&ledger(&[own, ("b", 7, 0, &[]), ("c", 2, 1, &[])]));
-        assert!(closing.left().is_empty(), "neither has seen it");
-        closing.read(&ledger(&[own, ("b", 8, 0, &[]), ("c", 3, 1, &[])]));
-        assert!(closing.left().is_empty(), "c has a request there");
-        // d came later: it knew it before it sent anything. c is gone.
-        closing.read(&ledger(&[own, ("b", 8, 0, &[]), ("d", 1, 0, &[])]));
-        assert_eq!(closing.left(), ["p/a".to_owned()].into());
+        let mut left_after = |write: bool, entries: &[(&str, u64, u64, &[&str])]| {
+            let ledger = ledger(entries);
+            if write {
+                closing.written("own", &ledger)
+            } else {
+                closing.read("own", Some(&ledger))
+            }
+            closing.left().len()
+        };
+        assert_eq!(left_after(false, &[own, ("b", 7, 0, &[])]), 0, "it is not written");
+        let all = [own, ("b", 7, 0, &[]), ("c", 2, 0, &[]), ("#earlier", 1, 0, &[])];
+        assert_eq!(left_after(true, &all), 0, "neither has seen it");
+        assert_eq!(left_after(false, &all), 0, "neither has seen it");
+        assert_eq!(left_after(false, &[own, ("b", 8, 0, &[]), ("c", 3, 1, &[])]), 0, "c has a request there");
+        // c was taken for gone. d came later: it knew it before it sent anything.
+        let mut gone = vec![own, ("b", 8, 0, &[][..]), ("d", 1, 0, &[][..])];
+        assert_eq!(
+            left_after(false, &[&gone[..], &[("#unexplained", 1, 1, &[])]].concat()),
+            0,
+            "the engine may run it"
+        );
+        assert_eq!(left_after(false, &gone), 1);
+        gone[1].2 = 1;
+        assert_eq!(left_after(false, &gone), 0, "b was away, and has a request there");
+        gone[1].2 = 0;
+        assert_eq!(left_after(false, &gone), 1);
+        gone[0].3 = &[];
+        assert_eq!(left_after(false, &gone), 0, "another program has written what it does not know");
+        closing.written("own", &ledger(&[own]));
+        closing.read("own", Some(&ledger(&[own])));
+        assert_eq!(closing.left().len(), 1, "there is no other gateway");
+        closing.read("own", None);
+        assert!(closing.left().is_empty(), "the object is lost");
     }
 
     #[test]
@@ -107,7 +145,7 @@ mod tests {
             closing.set(&all);
             assert_eq!((closing.names(), closing.left()), (all.clone(), BTreeSet::new()));
             closing.written("own", &ledger(&[("own", beat, 0, &["p/a"]), ("b", beat, 0, &[])]));
-            closing.read(&ledger(&[("b", beat + 1, 0, &[])]));
+            closing.read("own", Some(&ledger(&[("own", beat, 0, &["p/a"]), ("b", beat + 1, 0, &[])])));
             assert_eq!(closing.left(), all);
             closing.set(&BTreeSet::new());
         }

@@ -63,7 +63,7 @@ pub struct Entry {
     /// What it wants of the limits of API keys, by their name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub keys: BTreeMap<String, KeyClaim>,
-    /// Backends to which no gateway shall send requests: this one drains or starts their engines.
+    /// Backends to which no gateway shall send requests: this one drains or restarts their engines.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub closed: BTreeSet<String>,
     /// Its load of the pools that are scaled, by their name.

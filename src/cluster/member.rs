@@ -224,9 +224,7 @@ impl Member {
             found => found,
         };
         self.behind = None;
-        if let Some(found) = found {
-            self.closing.read(found);
-        }
+        self.closing.read(&self.id, found);
         let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
         if self.silence.observe(now, &ledger) {
             // What was known concerns another object.

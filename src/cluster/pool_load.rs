@@ -1,4 +1,7 @@
 //! What a gateway has seen of the load of a pool, for the one that decides how many engines the pool needs.
+//!
+//! What has ended is summed up since the gateway started, so that a renewal that fails loses nothing. What it counts is the matter
+//! of the scaler.
 
 use serde::{Deserialize, Serialize};
 

@@ -209,7 +209,7 @@ impl Prober {
     /// Whether its engine is starting or being stopped.
     fn is_restarting(&self, backend: BackendId) -> bool {
         let mut backends = self.admission.view().into_iter().flat_map(|pool| pool.backends);
-        backends.any(|view| view.id == backend && view.cordon != Cordon::Open)
+        backends.any(|view| view.id == backend && (view.cordon != Cordon::Open || view.closed))
     }
 
     /// Probes all backends once. Returns whether the set of model names changed since the last completed round.

@@ -270,7 +270,7 @@ impl Observer {
                 .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
             window: PoolWindow::new(now),
             tally: Tally::default(),
-            ended: Tally::default(),
+            ended: known.iter().find(|other| *other.name == *pool.name).map(|other| other.ended).unwrap_or_default(),
         };
         *pools = config.pools.iter().map(observed).collect();
     }

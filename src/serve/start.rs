@@ -60,10 +60,10 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
     // Before there is a backend: none gets a request without a share.
     let (id, learned) = (seed(), LearnedState::default());
-    let reported = Arc::new(ReportedModels::default());
+    let reported = Arc::<ReportedModels>::default();
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
-    let (lead, others) = (fleet.lead(), fleet.others());
-    let divided = Divided { admission: &admission, keys: &learned.key_usage, lead: &lead, others: &others };
+    let (keys, lead, others) = (&learned.key_usage, &fleet.lead(), &fleet.others());
+    let divided = Divided { admission: &admission, keys, lead, others };
     let cluster = config.cluster.as_ref().map(|cluster| Cluster::join(cluster, divided, id, predecessor.is_some()));
     let leader = config.cluster.as_ref().and_then(|cluster| cluster::leader(cluster, fleet.lead(), id));
     // Where one is elected, once it leads.

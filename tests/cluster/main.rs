@@ -14,8 +14,8 @@ mod restarts;
 #[path = "../common/ports.rs"]
 mod ports;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;

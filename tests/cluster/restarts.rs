@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::leaders::{Ended, TERM_LEASE, Trio, stream};
@@ -87,7 +88,7 @@ async fn a_planned_restart_by_the_leader_cuts_no_stream_of_the_others() {
             while !over.load(Relaxed) {
                 number += 1;
                 let end = stream(port, "n", 300 + number * 397 % 3_000).await;
-                ended.lock().unwrap().push((client % 3, end));
+                ended.lock().push((client % 3, end));
             }
         });
     }
@@ -105,7 +106,7 @@ async fn a_planned_restart_by_the_leader_cuts_no_stream_of_the_others() {
     }
     over.store(true, Relaxed);
     clients.join_all().await;
-    let ended = ended.lock().unwrap();
+    let ended = ended.lock();
     let cut: Vec<_> = ended.iter().filter(|(_, end)| *end != Ended::Whole).collect();
     assert!(cut.is_empty(), "{} of {} were not served whole: {cut:?}\n{}", cut.len(), ended.len(), trio.logs());
     assert!((0..3).all(|gateway| ended.iter().any(|(served, _)| *served == gateway)), "{}", ended.len());

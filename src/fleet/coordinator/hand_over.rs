@@ -66,5 +66,6 @@ async fn end(registry: &Registry, managed: BTreeMap<String, ManagedEngine>) {
     if timeout(TASKS_MAX, registry.tasks.wait()).await.is_err() {
         tracing::warn!("tasks of engines have not ended yet; they do nothing more");
     }
+    registry.others.open_all();
     registry.close_journal();
 }

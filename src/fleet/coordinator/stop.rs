@@ -71,6 +71,7 @@ async fn retry_until_stopped(registry: &Registry, context: &Arc<EngineContext>) 
 fn forget(registry: &Registry, context: &Arc<EngineContext>) {
     let name = context.spec().name.clone();
     let stopping = StoppingEngine::managed(context);
+    registry.others.open(&name);
     {
         let mut table = registry.table();
         if context.step() == Step::Off && table.wanted.engine(&name).is_none() {

@@ -57,7 +57,7 @@ pub(crate) struct EngineContext {
     pub(crate) fast_shutdown: CancellationToken,
     /// Without it nothing is done to the engine.
     pub(crate) lead: Arc<Lead>,
-    /// Their requests run on the engine, too.
+    /// Other gateways, whose requests run on the engine, too.
     pub(crate) others: Arc<OtherGateways>,
     pub(crate) state: Mutex<EngineState>,
     /// The configured adapters have changed.
@@ -191,7 +191,13 @@ impl EngineContext {
         self.admission.is_same_backend(spec.backend, name, &spec.address).then_some(spec.backend)
     }
 
+    /// Sets the cordon here. Other gateways learn of what is drained, until it is open again or given up.
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
+        match cordon {
+            Cordon::Draining => self.others.close(&self.spec().name),
+            Cordon::Starting => {}
+            Cordon::Open | Cordon::Down | Cordon::Idle => self.others.open(&self.spec().name),
+        }
         self.backend_id().map(|id| self.admission.set_cordon(id, cordon));
     }
 

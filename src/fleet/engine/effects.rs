@@ -107,7 +107,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
             context.set_detail(format!("{running} requests in flight"));
             sleep(POLL).await;
         }
-        // A shutdown does not wait for requests of other clients of the engine.
+        // A shutdown waits neither for requests of other gateways nor for those of other clients of the engine.
         while !leaving && !context.others.have_left(&context.spec().name) {
             context.set_detail("other gateways still use it".to_owned());
             sleep(POLL).await;

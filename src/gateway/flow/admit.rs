@@ -45,6 +45,8 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) avoid: &'a [BackendId],
     pub(super) only: Option<&'a Arc<str>>,
     /// The arm of an experiment determines the placement: it is not classified again.
+    pub(super) in_arm: bool,
+    /// That is another one than without the experiment, so that it need not wait for backends that are away.
     pub(super) pinned: bool,
 }
 
@@ -96,7 +98,7 @@ pub(super) async fn admit<D: Downstream>(
             newer = router.newer_than(&placed.table) => newer,
             () = down.gone() => return Err(AdmitError::ClientGone),
         };
-        if request.pinned || !placed.reclassify(newer, &request) {
+        if request.in_arm || !placed.reclassify(newer, &request) {
             break;
         }
     }

@@ -31,6 +31,8 @@ pub(super) struct ArmTarget {
     pub(super) model: Option<Arc<str>>,
     /// The backends of its pool that are not its own.
     pub(super) others: SmallVec<[BackendId; 4]>,
+    /// Whether it has a pool of its own, perhaps with backends of its own.
+    pub(super) is_placed: bool,
     /// The body as it would be without the experiment, where that is another one.
     pub(super) body_without: Option<EditedBody>,
 }
@@ -96,7 +98,7 @@ impl ArmTarget {
             (None, Some(name)) => classify::place(table, table.model(name)?.route, tokens)?,
             (None, None) => return None,
         };
-        Some(Self { placement: Some(placement), model, others, body_without: None })
+        Some(Self { placement: Some(placement), model, others, is_placed: arm.pool.is_some(), body_without: None })
     }
 
     /// Where it is placed; once.

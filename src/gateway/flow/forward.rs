@@ -14,7 +14,7 @@
 //! A 503 of the engine is its own admission control: a reason to try another backend, not a fault.
 //!
 //! A request in the arm of an experiment falls back when its arm cannot serve it: it has no backend that is ready or may still
-//! be tried, it has no room in time, or its engine does not know the arm's model. From then on it is served as if there were
+//! be tried, it has no room in time, or its engine does not know the model. From then on it is served as if there were
 //! no experiment, with one attempt more than `retry.attempts` if need be.
 //!
 //! When the gateway stops and `server.drain_timeout` has passed, every attempt is aborted (see [`super::Flow::abort_all`]).
@@ -245,7 +245,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             adapter: self.prepared.adapter,
             avoid: &avoid,
             only: self.prepared.only.as_ref(),
-            pinned: self.prepared.arm.is_some(),
+            in_arm: self.prepared.arm.is_some(),
+            pinned: self.prepared.arm.as_ref().is_some_and(|arm| arm.is_placed),
         };
         let Backends { admission, router, abort, .. } = self.backends;
         let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
@@ -397,7 +398,7 @@ fn note_lease<R: Recorder>(lease: &Lease, record: &mut RecordGuard<'_, R>) {
     record.expected_cached = lease.expected_cached();
 }
 
-/// Whether the engine of an arm does not know the arm's model.
+/// Whether the engine does not know the model that was sent to it.
 fn is_unknown_model<X>(failed: &FailedAttempt<X>) -> bool {
     failed.response.as_ref().is_some_and(|response| response.head.status == StatusCode::NOT_FOUND)
 }

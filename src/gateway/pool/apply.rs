@@ -45,6 +45,9 @@ impl AdmissionState {
         for backend in layout.backends.iter().flatten() {
             self.reconsider(*backend, wakers);
         }
+        for pool in &layout.pools {
+            self.shed_pinned(*pool, wakers);
+        }
         layout
     }
 

@@ -64,16 +64,18 @@ enum Offer {
 impl AdmissionState {
     /// What `backend` may serve has changed: the same as [`Self::dispatch`], for requests that are pinned to it, too.
     pub(super) fn reconsider(&mut self, backend: BackendId, wakers: &mut Wakers) {
-        self.shed_pinned(backend, wakers);
+        if let Some(pool) = self.backend(backend).filter(|found| found.in_rotation()).map(|found| found.pool) {
+            self.shed_pinned(pool, wakers);
+        }
         self.dispatch(backend, wakers);
     }
 
     /// Grants the room of `backend` to the requests that wait for it, and of those that were reserved for them. Cuts the copies
     /// on a backend that has left the rotation, and sheds the requests that are pinned to it.
     pub(super) fn dispatch(&mut self, backend: BackendId, wakers: &mut Wakers) {
-        if self.backend(backend).is_some_and(|found| !found.in_rotation()) {
+        if let Some(pool) = self.backend(backend).filter(|found| !found.in_rotation()).map(|found| found.pool) {
             self.cut_copies_on(backend);
-            self.shed_pinned(backend, wakers);
+            self.shed_pinned(pool, wakers);
         }
         if self.backend(backend).is_none_or(|found| self.has_no_waiters(found.pool)) {
             return;
@@ -169,6 +171,7 @@ impl AdmissionState {
         let mut waiter = self.waiters[id as usize].take()?;
         let (allocation, ahead) = self.take(backend, &waiter.request)?;
         self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+        self.pinned -= usize::from(waiter.request.pinned);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());
         waiter.state = WaiterState::Granted(backend, allocation, ahead);

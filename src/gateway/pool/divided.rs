@@ -13,7 +13,6 @@
 use std::sync::Arc;
 
 use super::admission::Admission;
-use super::backend::Cordon;
 use super::capacity::BackendLimits;
 use super::foreign::need_of;
 pub use super::settled::TICK;
@@ -37,8 +36,6 @@ pub struct BackendUse {
     pub address: Arc<Address>,
     /// No longer configured.
     pub removed: bool,
-    /// The process that runs its engine, which is this one, drains or starts it.
-    pub cordoned: bool,
     /// Its configured limits.
     pub limits: BackendLimits,
     /// In use, by requests of this gateway and of one that hands over to it.
@@ -156,7 +153,6 @@ impl AdmissionState {
                 name: Arc::clone(&found.name),
                 address: Arc::clone(&found.address),
                 removed: found.removed,
-                cordoned: found.cordon != Cordon::Open,
                 limits: found.configured,
                 used: Share::of(&found.used).plus(found.foreign),
                 waiting,

@@ -40,6 +40,10 @@ impl AdmissionState {
                 }
             }
         }
+        let pinned = waiting().filter(|waiter| waiter.request.pinned).count();
+        if pinned != self.pinned {
+            return Err(format!("{pinned} pinned requests wait, and {} are counted", self.pinned));
+        }
         if let Some(left) = waiting().find(|waiter| waiter.request.pinned && !self.is_any_for(&waiter.request)) {
             return Err(format!("no backend is in rotation for {:?}", left.request));
         }

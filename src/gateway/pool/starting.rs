@@ -112,16 +112,18 @@ impl AdmissionState {
                 !members.any(|id| self.backend(id).is_some_and(BackendState::in_rotation))
             };
             if self.waiters[id as usize].as_ref().is_some_and(|waiter| depends(&waiter)) {
-                self.shed(id, reason, wakers);
+                self.end_wait(id, WaiterState::Shed(reason), wakers);
             }
         }
     }
 
-    /// A backend has left the rotation or may serve less: sheds the requests that are pinned to backends none of which is left.
-    /// Otherwise they would wait for an engine that drains and starts again, which takes minutes. Looks at each waiter of the pools
-    /// that use the backend.
-    pub(super) fn shed_pinned(&mut self, backend: BackendId, wakers: &mut Wakers) {
-        let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
+    /// A backend of this pool has left the rotation, or may serve less, or is no longer configured: sheds the requests that are pinned
+    /// to backends none of which is left. Otherwise they would wait for an engine that drains and starts again, which takes minutes.
+    /// Looks at each waiter of the pools that use the backend, if any is pinned.
+    pub(super) fn shed_pinned(&mut self, pool: PoolId, wakers: &mut Wakers) {
+        if self.pinned == 0 {
+            return;
+        }
         let queues = std::iter::once(&pool).chain(&self.pools[pool.index()].fed_by);
         let waiting = queues.flat_map(|pool| self.pools[pool.index()].queue.ids());
         let left_alone = |id: &WaiterId| {
@@ -130,7 +132,7 @@ impl AdmissionState {
         };
         let ids: SmallVec<[WaiterId; 4]> = waiting.filter(left_alone).collect();
         for id in ids {
-            self.shed(id, ShedReason::NoBackend, wakers);
+            self.end_wait(id, WaiterState::Shed(ShedReason::NoBackend), wakers);
         }
     }
 
@@ -138,13 +140,5 @@ impl AdmissionState {
     pub(super) fn is_any_for(&self, request: &AdmissionRequest) -> bool {
         let mut members = request.pools().flat_map(|pool| self.members(pool));
         members.any(|id| self.allows(request, *id) && self.backend(*id).is_some_and(BackendState::in_rotation))
-    }
-
-    /// Takes a waiter out of its queue.
-    fn shed(&mut self, id: WaiterId, reason: ShedReason, wakers: &mut Wakers) {
-        let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
-        self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
-        waiter.state = WaiterState::Shed(reason);
-        wakers.extend(waiter.waker.take());
     }
 }

@@ -97,6 +97,8 @@ pub(super) struct AdmissionState {
     pub(super) waiters: Vec<Option<Waiter>>,
     free: Vec<WaiterId>,
     serial: u64,
+    /// Pinned requests that wait.
+    pub(super) pinned: usize,
     /// Requests that were granted a backend, ever.
     pub(super) grants: u64,
     pub(super) rng: Rng,
@@ -124,6 +126,7 @@ impl AdmissionState {
             waiters: Vec::new(),
             free: Vec::new(),
             serial: 0,
+            pinned: 0,
             grants: 0,
             rng: Rng::new(seed),
             changed: Vec::new(),
@@ -297,6 +300,7 @@ impl AdmissionState {
                 (self.waiters.len() - 1) as WaiterId
             }
         };
+        self.pinned += usize::from(self.waiters[id as usize].as_ref().is_some_and(|waiter| waiter.request.pinned));
         let pool = &mut self.pools[home.index()];
         if pool.queue.is_empty() {
             pool.drain.begin(since);
@@ -340,6 +344,7 @@ impl AdmissionState {
             WaiterState::Reclassify | WaiterState::Shed(_) => {}
             WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
             WaiterState::Waiting => {
+                self.pinned -= usize::from(waiter.request.pinned);
                 self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
                 // Its backend is free for the waiters that it was reserved against.
                 if let Some(backend) = self.drop_reservation(&waiter) {
@@ -449,13 +454,19 @@ impl AdmissionState {
         let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
         for id in ids {
             let waits = |waiter: &&Waiter| removed || self.too_large(&waiter.request).is_some();
-            let Some(waiter) = self.waiters[id as usize].as_ref().filter(waits) else { continue };
-            self.pools[pool.index()].queue.remove(waiter.lane, &waiter.key);
-            if let Some(waiter) = self.waiters[id as usize].as_mut() {
-                waiter.state = WaiterState::Reclassify;
-                wakers.extend(waiter.waker.take());
+            if self.waiters[id as usize].as_ref().is_some_and(|waiter| waits(&waiter)) {
+                self.end_wait(id, WaiterState::Reclassify, wakers);
             }
         }
+    }
+
+    /// Takes a waiter out of its queue, without room for it.
+    pub(super) fn end_wait(&mut self, id: WaiterId, state: WaiterState, wakers: &mut Wakers) {
+        let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
+        self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+        self.pinned -= usize::from(waiter.request.pinned);
+        waiter.state = state;
+        wakers.extend(waiter.waker.take());
     }
 
     pub(super) fn load(&self) -> (usize, usize) {

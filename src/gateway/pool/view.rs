@@ -50,6 +50,8 @@ pub struct BackendView {
     pub draining: bool,
     /// Set by the process that runs its engine.
     pub cordon: Cordon,
+    /// Another gateway, which runs its engine, drains or restarts it.
+    pub closed: bool,
     /// No longer configured.
     pub removed: bool,
     /// How often it was found hung since it was configured.
@@ -82,6 +84,7 @@ impl BackendView {
             Cordon::Starting => "starting",
             Cordon::Down => "down",
             Cordon::Idle => "idle",
+            Cordon::Open if self.closed => "draining",
             Cordon::Open => self.phase.label(),
         }
     }
@@ -89,7 +92,7 @@ impl BackendView {
     /// Whether it gets new work if it has room.
     pub fn in_rotation(&self) -> bool {
         let healthy = matches!(self.phase, Phase::Ready | Phase::Probation);
-        healthy && self.cordon == Cordon::Open && !self.draining && !self.removed
+        healthy && self.cordon == Cordon::Open && !self.closed && !self.draining && !self.removed
     }
 
     /// What may be used by the ledger of several gateways, by the name of the unit, as far as units are limited. Empty without one.
@@ -137,7 +140,8 @@ impl AdmissionState {
                     phase: b.health.phase(),
                     recent: b.health.recent(),
                     draining: b.draining,
-                    cordon: b.cordon(),
+                    cordon: b.cordon,
+                    closed: b.closed,
                     removed: b.removed,
                     hangs: b.hangs,
                     limits: b.limits,

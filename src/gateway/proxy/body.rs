@@ -2,8 +2,7 @@
 //!
 //! A body whose declared size is over the limit, or over the memory that is free now, is refused before a byte of it is read.
 //! A body without a declared size is refused when it exceeds either. Memory is allocated as bytes arrive, not for the
-//! declared size; only buffers that are kept anyway are taken at once. A body must arrive at a minimum rate, which is checked in
-//! each period ([`MinRate`]).
+//! declared size. A body must arrive at a minimum rate, which is checked in each period ([`MinRate`]).
 
 use std::time::Duration;
 
@@ -141,11 +140,10 @@ pub(super) async fn read(
         return Ok(reading.counted.keep(first));
     }
     let expected = size.map_or(first.len() * 2, |size| usize::try_from(size).unwrap_or(usize::MAX));
-    let buffer = size.and_then(|_| reading.counted.spare_buffer(expected)).unwrap_or_default();
-    let mut body = BodyBuffer { expected, buffer, ..BodyBuffer::default() };
-    body.append(first);
+    let mut body = BodyBuffer { expected, ..BodyBuffer::default() };
+    body.append(first, |size| reading.counted.spare_buffer(size));
     while let Some(piece) = reading.next().await? {
-        body.append(piece);
+        body.append(piece, |size| reading.counted.spare_buffer(size));
     }
     Ok(reading.counted.keep_buffer(body.buffer))
 }
@@ -166,17 +164,21 @@ struct BodyBuffer {
 }
 
 impl BodyBuffer {
-    fn append(&mut self, piece: Bytes) {
+    /// `spare`: a buffer for a body of that size that is left over from another one.
+    fn append(&mut self, piece: Bytes, spare: impl FnOnce(usize) -> Option<BytesMut>) {
         let received = self.held + self.buffer.len() + piece.len();
         let pieces_max = SMALL_PIECES + received / PIECE_MIN;
-        if self.buffer.capacity() == 0 && self.pieces.len() < pieces_max && received < self.expected / 2 {
+        if self.buffer.is_empty() && self.pieces.len() < pieces_max && received < self.expected / 2 {
             self.held = received;
             self.pieces.push(piece);
             return;
         }
         if received > self.buffer.capacity() {
             let capacity = self.expected.min(INITIAL_CAPACITY.max(2 * received)).max(received);
-            self.buffer.reserve(capacity - self.buffer.len());
+            match spare(capacity).filter(|_| self.buffer.is_empty()) {
+                Some(buffer) => self.buffer = buffer,
+                None => self.buffer.reserve(capacity - self.buffer.len()),
+            }
         }
         self.pieces.drain(..).for_each(|piece| self.buffer.extend_from_slice(&piece));
         self.held = 0;
@@ -207,13 +209,15 @@ mod tests {
 
     #[test]
     fn what_is_declared_and_not_sent_takes_no_memory() {
-        for (expected, length) in [(8 << 20, 60_000), (8 << 20, 1_000), (400_000, 65_536), (20_000, 16_384), (2, 1)] {
+        let cases = [(8 << 20, 60_000), (8 << 20, 1_000), (400_000, 65_536), (20_000, 16_384), (2, 1)];
+        let spares: [fn(usize) -> Option<BytesMut>; 2] = [|_| None, |size| Some(BytesMut::with_capacity(size * 5 / 4))];
+        for ((expected, length), spare) in cases.into_iter().flat_map(|case| spares.map(|spare| (case, spare))) {
             let mut body = BodyBuffer { expected, ..BodyBuffer::default() };
             let sent: Vec<u8> = (0..expected).map(|n| (n / 100) as u8).collect();
             for piece in sent.chunks(length) {
-                body.append(Bytes::copy_from_slice(piece));
+                body.append(Bytes::copy_from_slice(piece), spare);
                 let received = body.held + body.buffer.len();
-                let most = INITIAL_CAPACITY.max(2 * received);
+                let most = INITIAL_CAPACITY.max(2 * received) * 5 / 4;
                 assert!(body.allocated() <= most, "{} bytes allocated for {received} received", body.allocated());
             }
             assert!(body.buffer == sent, "{expected} in pieces of {length}");
@@ -225,7 +229,7 @@ mod tests {
         let mut body = BodyBuffer { expected: 400_000, ..BodyBuffer::default() };
         // As they arrive: the first piece came with the head.
         let capacities = [1_800, 65_536, 65_536, 65_536, 65_536, 65_536, 65_536].map(|length| {
-            body.append(Bytes::from(vec![1; length]));
+            body.append(Bytes::from(vec![1; length]), |_| None);
             body.buffer.capacity()
         });
         assert_eq!(capacities, [0, 0, 0, 0, 400_000, 400_000, 400_000]);
@@ -235,7 +239,7 @@ mod tests {
     fn a_body_without_a_declared_size_grows_with_what_arrives() {
         let mut body = BodyBuffer { expected: 120_000, ..BodyBuffer::default() };
         for _ in 0..100 {
-            body.append(Bytes::from_static(&[7; 60_000]));
+            body.append(Bytes::from_static(&[7; 60_000]), |_| None);
             assert!(body.allocated() <= INITIAL_CAPACITY.max(2 * body.buffer.len() + 120_000));
         }
         assert!(body.buffer.len() == 6_000_000 && body.buffer.iter().all(|byte| *byte == 7));

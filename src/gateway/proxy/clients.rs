@@ -210,7 +210,7 @@ impl CountedBytes {
         true
     }
 
-    /// A buffer for a body that is declared to have `size` bytes, if one is left over from another body.
+    /// An empty buffer for `size` bytes, if one is left over from another body.
     pub(super) fn spare_buffer(&self, size: usize) -> Option<BytesMut> {
         self.limits.spare.take(size)
     }

@@ -46,6 +46,11 @@ impl OtherLoads {
         }
     }
 
+    /// The store is away: what they have now is not known.
+    pub(super) fn forget(&self) {
+        self.0.lock().clear();
+    }
+
     /// What they have in flight and waiting, and what has ended there since the last call.
     pub(crate) fn take(&self, pool: &str) -> OtherLoad {
         let mut all = OtherLoad::default();

@@ -48,6 +48,9 @@ const SCRAPE: Duration = Duration::from_secs(1);
 /// Engines that are asked at once.
 const SCRAPES: usize = 32;
 
+/// As long as, in mode `keep`, what is unexplained is held.
+const CLOSED_LEASES: u32 = 12;
+
 /// The times that follow from the lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
@@ -59,6 +62,8 @@ pub(super) struct Timing {
     pub(super) call: Duration,
     /// Between two questions to the engines.
     scrape: Duration,
+    /// How long a backend that another gateway has closed stays so while the store is away.
+    closed: Duration,
 }
 
 impl Timing {
@@ -68,6 +73,7 @@ impl Timing {
             early: (lease / 20).clamp(EARLY.0, EARLY.1),
             call: (lease / 5).min(CALL_MAX),
             scrape: lease / 2,
+            closed: lease * CLOSED_LEASES,
         }
     }
 }
@@ -121,6 +127,8 @@ pub(super) struct Renewal<S> {
 /// What it remembers from one renewal to the next.
 #[derive(Default)]
 pub(super) struct State {
+    /// When a ledger was last read.
+    read: Option<Instant>,
     planned: Option<Instant>,
     asked: Option<Instant>,
     asking: Option<JoinHandle<Pages>>,
@@ -189,6 +197,7 @@ impl<S: Store> Renewal<S> {
         let pages = self.pages().await;
         // Before it is counted what runs there: once that is written, nothing is sent there any more.
         if let Some(ledger) = &ledger {
+            self.state.read = Some(Instant::now());
             self.close(ledger);
             self.view.loads.see(ledger, self.member.id());
         }
@@ -203,7 +212,8 @@ impl<S: Store> Renewal<S> {
         for attempt in 1.. {
             let since = self.state.planned.replace(Instant::now()).unwrap_or(self.epoch);
             let uses = self.admission.uses();
-            self.close_for_others(&uses);
+            let closed = if self.lead.is_held() { self.others.closed() } else { BTreeSet::new() };
+            self.member.set_closed(&closed);
             let mut local = local_use(&uses, self.pulse.is_blind(since));
             give_pages(&mut local, std::mem::take(&mut pages));
             self.ask_engines(&uses);
@@ -255,12 +265,6 @@ impl<S: Store> Renewal<S> {
     fn close(&self, ledger: &Ledger) {
         let closed = ledger.closed_by_others(self.member.id());
         self.admission.set_closed(|pool, backend| !closed.is_empty() && closed.contains(&*name_of(pool, backend)));
-    }
-
-    /// The next plan closes the backends whose engines this gateway drains or starts.
-    fn close_for_others(&mut self, uses: &[BackendUse]) {
-        let closed = uses.iter().filter(|used| used.cordoned && !used.removed && self.lead.is_held());
-        self.member.set_closed(&closed.map(|used| name_of(&used.pool, &used.name)).collect());
     }
 
     /// What the API keys want goes out with the next plan.
@@ -363,7 +367,10 @@ impl<S: Store> Renewal<S> {
         let standing = self.member.standing(now);
         self.others.note(self.member.left_by_others());
         if !matches!(standing, Standing::Holding | Standing::Joining) {
-            // A gateway that has closed a backend does not act on its engine without the store, either.
+            self.view.loads.forget();
+        }
+        // Another gateway may still reach the store and restart an engine; for so long that takes at most.
+        if self.state.read.is_some_and(|read| read.elapsed() > self.timing.closed) {
             self.admission.set_closed(|_, _| false);
         }
         for notice in self.member.notices() {

@@ -173,7 +173,6 @@ fn a_backend_that_another_gateway_has_closed_gets_nothing_and_is_waited_for() {
     let views = fixture.admission.view();
     let used: Vec<u32> = views[0].backends.iter().map(|view| view.used.requests).collect();
     assert_eq!((used, views[0].backends[0].state()), (vec![0, 4], "draining"));
-    assert!(fixture.admission.uses().iter().all(|used| !used.cordoned), "this gateway has closed nothing");
     close(&[&*names[0], &*names[1]]);
     let mut waiting = fixture.queued(0, 10);
     assert!(poll(&mut waiting).is_none());
@@ -182,5 +181,4 @@ fn a_backend_that_another_gateway_has_closed_gets_nothing_and_is_waited_for() {
     fixture.admission.set_cordon(fixture.layout.backends[0][1], Cordon::Draining);
     close(&[]);
     assert_eq!(fixture.admission.view()[0].backends[1].state(), "draining", "by this one");
-    assert_eq!(fixture.admission.uses().iter().filter(|used| used.cordoned).count(), 1);
 }

@@ -14,6 +14,7 @@ use super::store::{Found, Store, Written};
 use super::{Cluster, Divided, config};
 use crate::base::BackendId;
 use crate::config::{ClusterMode, Endpoint, Policy};
+use crate::fleet::{Lead, OtherGateways};
 use crate::flow::keys::KeyUsage;
 use crate::pool::{
     Address, Admission, AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lease,
@@ -21,6 +22,7 @@ use crate::pool::{
 };
 
 mod keys;
+mod others;
 
 const SLOTS: u32 = 10;
 const LEASE: Duration = Duration::from_secs(4);
@@ -97,6 +99,8 @@ impl Store for Memory {
 struct Gateway {
     admission: Arc<Admission>,
     keys: Arc<KeyUsage>,
+    lead: Arc<Lead>,
+    others: Arc<OtherGateways>,
     layout: PoolLayout,
     cluster: Cluster,
     leases: Vec<Lease>,
@@ -151,10 +155,10 @@ impl Gateway {
             leader: config::ClusterLeader::None,
         };
         let keys = Arc::new(KeyUsage::default());
-        let (lead, others) = (Arc::default(), Arc::default());
+        let (lead, others) = (Arc::<Lead>::default(), Arc::<OtherGateways>::default());
         let divided = Divided { admission: &admission, keys: &keys, lead: &lead, others: &others };
         let cluster = Cluster::join_with(store.clone(), &table, divided, (number, false), running);
-        Self { admission, keys, layout, cluster, leases: Vec::new(), tickets: Vec::new() }
+        Self { admission, keys, lead, others, layout, cluster, leases: Vec::new(), tickets: Vec::new() }
     }
 
     fn backend(&self) -> BackendId {
