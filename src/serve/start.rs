@@ -59,8 +59,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
     // Before there is a backend: none gets a request without a share.
-    let (id, learned) = (seed(), LearnedState::default());
-    let reported = Arc::<ReportedModels>::default();
+    let (id, learned, reported) = (seed(), LearnedState::default(), Arc::<ReportedModels>::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let (keys, lead, others) = (&learned.key_usage, &fleet.lead(), &fleet.others());
     let divided = Divided { admission: &admission, keys, lead, others };
