@@ -10,20 +10,35 @@ use super::*;
 
 const ENGINES: [&str; 2] = ["n0", "n1"];
 
-/// A pool of two engines that the leader runs.
-fn pool(folder: &Path) -> String {
+fn pool_of(backends: [String; 2]) -> String {
+    format!("[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\nslots = 64\n{}", backends.concat())
+}
+
+/// A pool of two engines that a gateway runs.
+fn launched(folder: &Path, ports: [u16; 2]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
-    let mut text = "[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\nslots = 64\n".to_owned();
-    for name in ENGINES {
-        text += &format!(
+    pool_of([0, 1].map(|at| {
+        let (name, port, binary) = (ENGINES[at], ports[at], gateways::binary());
+        format!(
             "[[pool.backend]]\nname = \"{name}\"\n[pool.backend.launch]\n\
-             command = [\"/bin/bash\", {script:?}, \"{name}\"]\nport = {}\nenv = {{ RIG = {folder:?}, SLUICE = {:?} }}\n\
-             args = {{ max-num-seqs = 64, served-model-name = \"n\" }}\n",
-            ports::free_port(),
-            gateways::binary(),
-        );
-    }
-    text
+             command = [\"/bin/bash\", {script:?}, \"{name}\"]\nport = {port}\n\
+             env = {{ RIG = {folder:?}, SLUICE = {binary:?} }}\n\
+             args = {{ max-num-seqs = 64, served-model-name = \"n\" }}\n"
+        )
+    }))
+}
+
+/// The same engines, which another gateway runs.
+fn found(ports: [u16; 2]) -> String {
+    pool_of(
+        [0, 1].map(|at| {
+            format!("[[pool.backend]]\nname = \"{}\"\nurl = \"http://127.0.0.1:{}\"\n", ENGINES[at], ports[at])
+        }),
+    )
+}
+
+fn ports() -> [u16; 2] {
+    [(); 2].map(|()| ports::free_port())
 }
 
 async fn state(gateway: &Gateway, engine: &str) -> String {
@@ -58,7 +73,7 @@ async fn restart(leader: &Gateway, engine: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_not_stopped_while_a_gateway_that_stands_still_may_send_requests_to_it() {
     let folder = tempfile::tempdir().unwrap();
-    let trio = Trio::start("decides", Some(&folder.path().join("state")), &pool(folder.path())).await;
+    let trio = Trio::start("decides", Some(&folder.path().join("state")), &launched(folder.path(), ports())).await;
     until_used(&trio.gateways).await;
     let leads = trio.until_one_leads().await;
     let (leader, frozen) = (&trio.gateways[leads], &trio.gateways[(leads + 1) % 3]);
@@ -77,7 +92,7 @@ async fn an_engine_is_not_stopped_while_a_gateway_that_stands_still_may_send_req
 #[tokio::test(flavor = "multi_thread")]
 async fn a_planned_restart_by_the_leader_cuts_no_stream_of_the_others() {
     let folder = tempfile::tempdir().unwrap();
-    let trio = Trio::start("decides", Some(&folder.path().join("state")), &pool(folder.path())).await;
+    let trio = Trio::start("decides", Some(&folder.path().join("state")), &launched(folder.path(), ports())).await;
     until_used(&trio.gateways).await;
     let mut clients = JoinSet::new();
     let (over, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
@@ -111,6 +126,49 @@ async fn a_planned_restart_by_the_leader_cuts_no_stream_of_the_others() {
     assert!(cut.is_empty(), "{} of {} were not served whole: {cut:?}\n{}", cut.len(), ended.len(), trio.logs());
     assert!((0..3).all(|gateway| ended.iter().any(|(served, _)| *served == gateway)), "{}", ended.len());
     eprintln!("two planned restarts: {} streams through three gateways, 0 cut", ended.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_of_the_gateway_that_runs_the_engines_closes_none_of_them_for_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::Fake(Fake::start().await);
+    let (ports, engine) = (ports(), Engine::start().await);
+    let start = async |name, tables: &str| {
+        let leader = Leader { lines: "", lease: Some(TERM_LEASE), state: None, server: "", fleet: "", tables };
+        let setup = Setup {
+            store: &store.url(),
+            mode: "keep",
+            slots: SLOTS,
+            engines: std::slice::from_ref(&engine),
+            more: "",
+            leader,
+        };
+        Gateway::start(name, &setup).await
+    };
+    let mut runs = start("runs", &launched(folder.path(), ports)).await;
+    let others = start("other", &found(ports)).await;
+    until_used(std::slice::from_ref(&runs)).await;
+    until_used(std::slice::from_ref(&others)).await;
+    // The process before the upgrade lives as long as this stream.
+    let long = tokio::spawn(stream(runs.port, "n", 30_000));
+    sleep(Duration::from_millis(500)).await;
+    let (over, closed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let watch = async {
+        while !over.load(Relaxed) {
+            for engine in ENGINES {
+                closed.fetch_or(state(&others, engine).await == "draining", Relaxed);
+            }
+            sleep(LOOK).await;
+        }
+    };
+    let upgrade = async {
+        runs.run(&["--upgrade"]).await;
+        sleep(TERM_LEASE).await;
+        over.store(true, Relaxed);
+    };
+    tokio::join!(watch, upgrade);
+    assert_eq!(long.await.unwrap(), Ended::Whole, "{}", runs.log());
+    assert!(!closed.load(Relaxed), "{}\n{}", runs.log(), others.log());
 }
 
 /// What the log says at the end of the change.
