@@ -150,7 +150,7 @@ async fn an_upgrade_of_the_gateway_that_runs_the_engines_closes_none_of_them_for
     until_used(std::slice::from_ref(&runs)).await;
     until_used(std::slice::from_ref(&others)).await;
     // The process before the upgrade lives as long as this stream.
-    let long = tokio::spawn(stream(runs.port, "n", 30_000));
+    let long = tokio::spawn(stream(runs.port, "n", 15_000));
     sleep(Duration::from_millis(500)).await;
     let (over, closed) = (AtomicBool::new(false), AtomicBool::new(false));
     let watch = async {
