@@ -3,7 +3,7 @@
 //! An engine that this gateway drains is *closed* from then on until it serves again or is given up: also while it is stopped and starts.
 //! One that has crashed, or that a gateway takes over, is not: probes of each gateway say what it is good for.
 //!
-//! Without another gateway all of it is always true.
+//! Where there are no other gateways, nothing waits for them.
 
 use std::collections::BTreeSet;
 

@@ -175,7 +175,7 @@ impl BodyBuffer {
         }
         if received > self.buffer.capacity() {
             let capacity = self.expected.min(INITIAL_CAPACITY.max(2 * received)).max(received);
-            match spare(capacity).filter(|_| self.buffer.is_empty()) {
+            match if self.buffer.is_empty() { spare(capacity) } else { None } {
                 Some(buffer) => self.buffer = buffer,
                 None => self.buffer.reserve(capacity - self.buffer.len()),
             }
@@ -233,6 +233,22 @@ mod tests {
             body.buffer.capacity()
         });
         assert_eq!(capacities, [0, 0, 0, 0, 400_000, 400_000, 400_000]);
+    }
+
+    #[test]
+    fn a_spare_buffer_is_taken_once_where_a_new_one_would_be_allocated() {
+        let mut body = BodyBuffer { expected: 400_000, ..BodyBuffer::default() };
+        let mut asked = Vec::new();
+        for _ in 0..6 {
+            body.append(Bytes::from(vec![1; 66_667]), |size| {
+                asked.push(size);
+                Some(BytesMut::with_capacity(450_000))
+            });
+        }
+        assert_eq!((asked, body.buffer.capacity()), (vec![400_000], 450_000));
+        // One that grows beyond what was expected moves to a larger one, which is new.
+        body.append(Bytes::from(vec![1; 66_667]), |_| panic!("bytes are there already"));
+        assert_eq!(body.buffer.len(), 7 * 66_667);
     }
 
     #[test]

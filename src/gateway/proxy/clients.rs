@@ -356,6 +356,23 @@ mod tests {
     }
 
     #[test]
+    fn the_buffer_of_a_body_is_used_again_once_its_last_piece_is_dropped() {
+        let limits = limits(0, 0, 8 * SMALL_BODY);
+        let mut buffer = BytesMut::with_capacity(100_000);
+        buffer.extend_from_slice(b"body");
+        let mut counted = limits.body();
+        assert!(counted.grow(4));
+        let body = counted.keep_buffer(buffer);
+        let piece = body.slice(1..2);
+        drop(body);
+        assert!(limits.body().spare_buffer(100_000).is_none() && &piece[..] == b"o");
+        drop(piece);
+        assert_eq!(limits.body_bytes.load(Relaxed), 0);
+        let again = limits.body().spare_buffer(100_000).unwrap();
+        assert!(again.is_empty() && again.capacity() == 100_000);
+    }
+
+    #[test]
     fn a_declared_size_is_checked_and_not_counted() {
         let limits = limits(0, 0, 8 * SMALL_BODY);
         let mut held = limits.body();
