@@ -27,6 +27,7 @@ const LOSS_UNFINISHED: f64 = 3.0;
 
 /// Simulates what `question` asks, with the configuration and the engines of `lab`. Empty where that cannot be simulated.
 pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
+    let lab = &question.limits.iter().fold(lab.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
     let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
     let Some(now) = batches(&base, seed) else { return Answer::default() };
     let with = |candidate: &Candidate, lab: &Lab| {

@@ -115,7 +115,7 @@ impl LabTuner {
                         std::thread::scope(|scope| scope.spawn(|| forecast(&lab, &question, seed)).join())
                     });
                     let answer = answer.and_then(Result::ok).unwrap_or_default();
-                    self.tuner.answered(&answer, &engines, None, observer, now);
+                    changed |= self.tuner.answered(&answer, &engines, None, observer, now);
                 }
                 Order::Restart { engine, flag, value, crowded } => {
                     if let Err(outcome) = self.begin(around, &view, (&engine, crowded), (flag, value)) {

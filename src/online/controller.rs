@@ -88,6 +88,8 @@ pub enum Action {
     Wait,
     /// Begin a new window of observation.
     Begin,
+    /// The same, because this one has ended without a change. What it showed is in [`Controller::belief`].
+    Renew,
     /// Put [`Controller::limits`] in force, and begin a new window.
     Apply,
 }
@@ -181,10 +183,10 @@ impl Controller {
 
     /// These limits of the pool at this position are tried next: a simulation has shown that they are better.
     pub fn suggest(&mut self, pool: usize, limits: PoolLimits, why: &str) {
-        let to = PoolLimits { range: self.limits.0[pool].range, ..limits };
-        let now = self.limits.0[pool];
+        let mut all = self.kept_limits().clone();
+        let now = all.0[pool];
+        let to = PoolLimits { range: now.range, ..limits };
         let Some(knob) = Knob::ALL.into_iter().find(|knob| to.show(*knob) != now.show(*knob)) else { return };
-        let mut all = self.limits.clone();
         all.0[pool] = to;
         let direction = Direction { pool, knob, up: true };
         self.suggested = Some(Move { direction, to: all, why: why.to_owned() });
@@ -245,7 +247,7 @@ impl Controller {
     }
 
     /// Ends what is being tried without a verdict.
-    fn stand_back(&mut self, now: Duration, why: &str) -> Action {
+    pub(crate) fn stand_back(&mut self, now: Duration, why: &str) -> Action {
         let trial = match std::mem::replace(&mut self.state, State::Settling(now, now + SETTLE.0, None)) {
             State::Measuring(trial) | State::Settling(_, _, Some(trial)) => trial,
             _ => return Action::Begin,
@@ -290,7 +292,7 @@ impl Controller {
         } else if !waits && self.try_next(now, window, score) {
             return Action::Apply;
         }
-        if measured >= MEASURED_MAX { Action::Begin } else { Action::Wait }
+        if measured >= MEASURED_MAX { Action::Renew } else { Action::Wait }
     }
 
     /// Makes or proposes the most promising change that is not blocked. Returns whether it was made.
@@ -356,7 +358,9 @@ impl Controller {
         trial: Option<Box<Trial>>,
     ) -> Action {
         let is_quiet = window.pools.iter().all(|pool| pool.usage.queue <= pool.usage.in_rotation);
-        if now < until || (!is_quiet && now < since + SETTLE.1) {
+        // A queue that a failed change has left says nothing about the limits in force.
+        let most = if trial.is_some() { SETTLE.1 } else { COOL_DOWN_MAX };
+        if now < until || (!is_quiet && now < since + most) {
             self.state = State::Settling(since, until, trial);
             return Action::Wait;
         }

@@ -51,7 +51,7 @@ impl Controller {
 
     /// Limits of the pool at this position that may be better than those in force once its engines have other flags.
     pub fn limits_beside(&self, pool: usize, configured: &PoolLimits) -> Vec<PoolLimits> {
-        beside(&self.limits.0[pool], configured, &self.lengths[pool], &self.bounds)
+        beside(&self.kept_limits().0[pool], configured, &self.lengths[pool], &self.bounds)
     }
 
     /// The score of the last window that was long enough, and what the controller makes of it.

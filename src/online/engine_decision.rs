@@ -11,7 +11,7 @@ use crate::engine_saved::Closed;
 use crate::engine_tuner::{
     ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, COPIES, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
 };
-use crate::event::Acting;
+use crate::event::{Acting, Event, EventKind};
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Candidate, Question};
 use crate::limits::PoolLimits;
@@ -51,9 +51,6 @@ impl EngineTuner {
             self.proposal = None;
             return;
         };
-        if need.busy {
-            return;
-        }
         let mut why_not = String::new();
         for pool in &need.pools {
             match self.question(look, need, pool) {
@@ -108,7 +105,8 @@ impl EngineTuner {
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());
         }
-        Ok(Question { pool: pool.to_owned(), flags, candidates, absent, requests: Vec::new() })
+        let limits = need.pools.iter().cloned().zip(need.in_force.iter().copied()).collect();
+        Ok(Question { pool: pool.to_owned(), flags, limits, candidates, absent, requests: Vec::new() })
     }
 
     fn is_closed(&self, pool: &str, flag: EngineFlag, to: f64, now: Duration) -> bool {
@@ -122,6 +120,15 @@ impl EngineTuner {
         if !matches!(self.state, State::Simulating(_)) {
             return;
         }
+        let (key, told) = (format!("pool.{}.engine", question.pool), self.events.len());
+        self.decide(question, answer, look);
+        if self.events.len() == told {
+            let (at, why) = (look.now.as_secs_f64(), self.belief.clone());
+            self.events.push(Event { at, kind: EventKind::Forecast, key, values: Default::default(), why });
+        }
+    }
+
+    fn decide(&mut self, question: Question, answer: &Answer, look: &Look<'_>) {
         self.state = State::Watching(look.now + ASK_INTERVAL);
         let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
         let lasted = look.now.saturating_sub(need.load_since);
@@ -163,14 +170,16 @@ impl EngineTuner {
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
         self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
         if !matters || !pays {
-            self.belief += &match matters {
+            let less = match matters {
                 true => format!(
-                    ": less than restarts cost, unless this load stays for {:.1} h; expected are {:.1} h",
+                    "less than restarts cost, unless this load stays for {:.1} h; expected are {:.1} h",
                     PAYS * cost / certain / 3_600.0,
                     dwell.as_secs_f64() / 3_600.0
                 ),
-                false => ": too little".to_owned(),
+                false => "too little".to_owned(),
             };
+            let (to, from) = (flag.show(to), flag.show(from));
+            self.belief = format!("{} = {to} (was {from}): {}: {less}", flag.name(), self.belief);
             self.proposal = None;
             return;
         }
@@ -251,8 +260,6 @@ impl EngineTuner {
             Some("the restarts of this hour are used up".to_owned())
         } else if self.overspent(look) {
             Some("changes have used up their part of the error budget".to_owned())
-        } else if look.needs.iter().any(|need| need.busy && need.pools.contains(&change.pool)) {
-            Some("a change of limits is being tried".to_owned())
         } else {
             let serves = |backend: &String| {
                 look.engines.iter().any(|e| e.pool == change.pool && e.backend == *backend && e.serves)

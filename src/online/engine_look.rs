@@ -56,11 +56,9 @@ pub struct Need {
     pub pools: Vec<String>,
     /// Since when they miss their objectives and no change of limits helps.
     pub since: Option<Duration>,
-    /// Whether a change of limits is being tried.
-    pub busy: bool,
     /// Since when the load is as it is.
     pub load_since: Duration,
-    /// Their limits now.
+    /// Their limits, without a change that is being tried.
     pub limits: Limits,
     /// Those of each of `pools`.
     pub in_force: Vec<PoolLimits>,

@@ -63,11 +63,15 @@ pub enum EventKind {
     Promoted,
     /// The tuner makes no more changes until an operator resumes it.
     Frozen,
+    /// A window of observation has ended; the values are empty.
+    Observed,
+    /// A change of engines was simulated and not begun; the values are empty if none may help.
+    Forecast,
 }
 
 impl EventKind {
     /// Every one, in order of declaration.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Proposed,
         Self::Tried,
         Self::Kept,
@@ -76,7 +80,14 @@ impl EventKind {
         Self::Compared,
         Self::Promoted,
         Self::Frozen,
+        Self::Observed,
+        Self::Forecast,
     ];
+
+    /// Whether something was done, or would be: what an operator is told of. The others are for the journal.
+    pub fn is_change(self) -> bool {
+        !matches!(self, Self::Observed | Self::Forecast)
+    }
 
     /// Its name in metrics and in the journal.
     pub fn word(self) -> &'static str {
@@ -89,6 +100,8 @@ impl EventKind {
             Self::Compared => "compared",
             Self::Promoted => "promoted",
             Self::Frozen => "frozen",
+            Self::Observed => "observed",
+            Self::Forecast => "forecast",
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Question {
     pub pool: String,
     /// Their flags now.
     pub flags: Flags,
+    /// Pools whose limits belong to this, without a change of limits that is being tried.
+    pub limits: Vec<(String, PoolLimits)>,
     /// The changes.
     pub candidates: Vec<Candidate>,
     /// How long an engine would be gone.

@@ -43,6 +43,7 @@ mod engine_decision;
 mod engine_verdict;
 mod groups;
 pub mod tuner;
+mod tuner_view;
 #[cfg(test)]
 mod engine_tests;
 #[cfg(test)]

@@ -180,6 +180,7 @@ mod tests {
         Question {
             pool: "all".to_owned(),
             flags: Flags::from([(FLAG, 8.0)]),
+            limits: Vec::new(),
             candidates: candidates.iter().copied().map(to).collect(),
             absent: Duration::from_secs(150),
             requests: Vec::new(),

@@ -11,17 +11,15 @@ use crate::advice::advice;
 use crate::arms::Arms;
 use crate::change::{EXPERIMENT, EngineChange, Stage};
 use crate::controller::{Action, Controller};
-use crate::diagnosis::diagnose;
 use crate::engine_look::{EngineRules, EngineState, Look, Need, Order, Restarted};
 use crate::engine_saved::SavedEngines;
 use crate::engine_tuner::{EngineTuner, SETTLE};
 use crate::engines::{EngineFacts, EngineSample, EngineWatch};
-use crate::event::{Event, Proposal};
+use crate::event::Event;
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::Answer;
 use crate::groups::{Group, HORIZON, acting, groups};
-use crate::limits::{Knob, Limits, PoolLimits};
-use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
+use crate::limits::{Limits, PoolLimits};
 use crate::window::Observer;
 use sluice_gateway::config::{Config, Pool, TunerMode};
 use sluice_gateway::pool::{PoolView, TrialBound};
@@ -29,18 +27,20 @@ use sluice_gateway::pool::{PoolView, TrialBound};
 /// See the header of this file.
 #[derive(Debug)]
 pub struct Tuner {
-    mode: TunerMode,
-    configured: Limits,
+    pub(crate) mode: TunerMode,
+    pub(crate) configured: Limits,
     /// What the limits depend on: pools, their models and objectives, as text.
     context: String,
-    groups: Vec<Group>,
+    pub(crate) groups: Vec<Group>,
     /// What changes flags of engines.
-    engines: EngineTuner,
+    pub(crate) engines: EngineTuner,
     /// The flags of all engines when last seen without a change under way.
     flags: BTreeMap<String, Option<Flags>>,
-    frozen: Option<String>,
+    pub(crate) frozen: Option<String>,
     /// Why it makes no changes for now.
-    hindrance: Option<&'static str>,
+    pub(crate) hindrance: Option<&'static str>,
+    /// Windows that have ended.
+    observed: Vec<Event>,
 }
 
 /// What survives a restart of the gateway.
@@ -71,6 +71,7 @@ impl Tuner {
             flags: BTreeMap::new(),
             frozen: None,
             hindrance: None,
+            observed: Vec::new(),
         }
     }
 
@@ -139,14 +140,20 @@ impl Tuner {
         observer.sample(view, now);
         let mut changed = false;
         let changing = self.engines.change().map(|change| change.pool.clone());
-        for Group { pools, controller, .. } in &mut self.groups {
+        let mut ended = Vec::new();
+        for (at, Group { pools, controller, .. }) in self.groups.iter_mut().enumerate() {
             // Limits stay as they are while engines are compared.
             if changing.as_ref().is_some_and(|pool| controller.names().contains(pool)) {
                 continue;
             }
             let action = controller.step(now, &observer.window(pools));
             changed |= carry_out(&action, pools, observer, now);
+            if action == Action::Renew {
+                ended.push(at);
+            }
         }
+        let observed: Vec<Event> = ended.into_iter().map(|at| self.observed(&self.groups[at], now)).collect();
+        self.observed.extend(observed);
         changed
     }
 
@@ -159,11 +166,24 @@ impl Tuner {
         now: Duration,
     ) -> Vec<Order> {
         let (arms, needs) = (observer.arms(), self.needs());
-        let orders = self.engines.step(&self.look(engines, &needs, waits, &arms, observer, now));
+        let mut orders = self.engines.step(&self.look(engines, &needs, waits, &arms, observer, now));
+        if self.end_trial(observer, now) && !orders.contains(&Order::Configure) {
+            orders.push(Order::Configure);
+        }
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// A simulation that was ordered has ended.
+    /// Undoes the change of limits that is being tried where a change of engines has begun: it was simulated without that. Returns
+    /// whether other limits shall be in force.
+    fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
+        let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
+        let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
+        let Some(Group { pools, controller, .. }) = self.groups.iter_mut().find(tries) else { return false };
+        let action = controller.stand_back(now, "a change of its engines has begun");
+        carry_out(&action, pools, observer, now)
+    }
+
+    /// A simulation that was ordered has ended. Returns whether other [`limits`](Self::limits) shall be in force now.
     pub fn answered(
         &mut self,
         answer: &Answer,
@@ -171,7 +191,7 @@ impl Tuner {
         waits: Option<&str>,
         observer: &Observer,
         now: Duration,
-    ) {
+    ) -> bool {
         let (arms, needs) = (observer.arms(), self.needs());
         let look = self.look(engines, &needs, waits, &arms, observer, now);
         self.engines.answered(answer, &look);
@@ -182,6 +202,7 @@ impl Tuner {
                 }
             }
         }
+        self.end_trial(observer, now)
     }
 
     /// A restart that was ordered has ended.
@@ -261,7 +282,7 @@ impl Tuner {
     }
 
     /// What the engines of a group show.
-    fn facts(&self, group: &Group) -> Vec<(String, EngineFacts)> {
+    pub(crate) fn facts(&self, group: &Group) -> Vec<(String, EngineFacts)> {
         let most = |name: &String| self.flags.get(name)?.as_ref()?.get(&EngineFlag::MaxNumSeqs).copied();
         let facts = |name: &String, watch: &EngineWatch| EngineFacts { max_num_seqs: most(name), ..watch.facts() };
         group.engines.iter().map(|(name, watch)| (name.clone(), facts(name, watch))).collect()
@@ -274,14 +295,13 @@ impl Tuner {
             let places = || pools.iter().filter_map(|name| controller.place_of(name));
             let configured = |at: usize| &self.configured.0[group.pools[at]];
             Need {
-                in_force: places().map(|at| controller.limits().0[at]).collect(),
+                in_force: places().map(|at| controller.kept_limits().0[at]).collect(),
                 losses: places().map(|at| controller.loss_of(at)).collect(),
                 beside: places().map(|at| controller.limits_beside(at, configured(at))).collect(),
                 pools,
                 since: controller.stuck_since(),
-                busy: controller.is_trying(),
                 load_since: controller.load_since(),
-                limits: controller.limits().clone(),
+                limits: controller.kept_limits().clone(),
                 score: *score,
                 target: controller.target(),
                 running_peak: facts.iter().map(|(_, facts)| facts.running_peak).fold(0.0, f64::max),
@@ -390,60 +410,11 @@ impl Tuner {
         changed
     }
 
-    /// What it does and why.
-    pub fn report(&self) -> TunerReport {
-        let several = self.groups.len() > 1;
-        TunerReport {
-            mode: self.mode.word().to_owned(),
-            engines: self.engines.report(),
-            frozen: self.frozen.clone().or_else(|| self.hindrance.map(str::to_owned)),
-            groups: (1..).zip(&self.groups).map(|(number, group)| self.report_of(number, several, group)).collect(),
-            events: Vec::new(),
-        }
-    }
-
-    fn report_of(&self, number: usize, several: bool, group: &Group) -> GroupReport {
-        let Group { pools, controller, .. } = group;
-        let (score, why) = controller.belief();
-        let why = if group.has_objectives {
-            why
-        } else {
-            "there are no objectives to tune by: set ttft, tpot or e2el in [slo]"
-        };
-        let mut limits = Vec::new();
-        let all = self.limits();
-        for (place, at) in pools.iter().enumerate() {
-            let in_force = &all.0[*at];
-            for knob in Knob::ALL {
-                let (configured, now) = (self.configured.0[*at].show(knob), in_force.show(knob));
-                if configured != now {
-                    let key = format!("pool.{}.{}", controller.names()[place], knob.key());
-                    limits.push(LimitReport { key, configured, in_force: now });
-                }
-            }
-        }
-        let id = |proposal: &Proposal| {
-            if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
-        };
-        let proposal = controller.proposal().map(|proposal| ProposalReport::new(id(proposal), proposal));
-        let blocked = controller.blocked().into_iter().map(|(key, up, left)| BlockedReport { key, up, left }).collect();
-        GroupReport {
-            pools: controller.names().to_vec(),
-            doing: controller.doing(),
-            why: why.to_owned(),
-            attainment: (score.requests > 0.0).then_some(score.attainment),
-            target: controller.target(),
-            limits,
-            proposal,
-            blocked,
-            diagnoses: diagnose(controller.experience(), &self.facts(group)),
-        }
-    }
-
     /// What it did since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         let mut events: Vec<Event> = self.groups.iter_mut().flat_map(|group| group.controller.take_events()).collect();
         events.extend(self.engines.take_events());
+        events.append(&mut self.observed);
         events
     }
 }

@@ -166,13 +166,13 @@ impl App {
         let answer =
             self.lab().map_or_else(Answer::default, |lab| forecast(&lab, question, question.requests.len() as u64));
         let engines = self.engine_states(&self.admission.view(), &self.fleet.views());
-        let events = {
+        let (changed, events) = {
             let mut tuner = tuning.tuner.lock();
             let waits = self.why_engines_wait();
-            tuner.answered(&answer, &engines, waits, &tuning.observer, tuning.started.elapsed());
-            tuner.take_events()
+            let changed = tuner.answered(&answer, &engines, waits, &tuning.observer, tuning.started.elapsed());
+            (changed, tuner.take_events())
         };
-        self.follow(false, events);
+        self.follow(changed, events);
         tuning.save();
     }
 

@@ -1,7 +1,8 @@
 //! The online tuner with what it keeps: what it did last, counts of it, and two files.
 //!
 //! The files are in the folder of the engines' journal (`fleet.state`): `tuner.json` has the limits that were kept, so that the next
-//! gateway goes on with them, unless the configuration has other limits by then; `tuner.jsonl` has every event, one line each.
+//! gateway goes on with them, unless the configuration has other limits by then; `tuner.jsonl` has every event, one line each, also
+//! what windows of observation and simulations have shown.
 //! A change that is being tried when the gateway ends is not kept. A file that cannot be written is reported and changes nothing
 //! else.
 //!
@@ -28,7 +29,7 @@ use crate::telemetry::TunerView;
 const STATE: &str = "tuner.json";
 /// What the tuner did.
 const JOURNAL: &str = "tuner.jsonl";
-/// Events that the admin API shows.
+/// Changes that the admin API shows.
 const EVENTS_SHOWN: usize = 100;
 /// Bytes of the journal.
 const JOURNAL_MAX: u64 = 16 << 20;
@@ -95,6 +96,7 @@ impl Tuning {
             events: EventKind::ALL
                 .iter()
                 .zip(&self.counts)
+                .filter(|(kind, _)| kind.is_change())
                 .map(|(kind, n)| (kind.word(), n.load(Ordering::Relaxed)))
                 .collect(),
         }
@@ -114,16 +116,22 @@ impl Tuning {
         let mut lines = Vec::new();
         for event in events {
             let Event { kind, key, values: (from, to), why, .. } = &event;
-            tracing::info!("tuner: {} {key} = {to} (was {from}): {why}", kind.word());
+            match kind.is_change() {
+                true => tracing::info!("tuner: {} {key} = {to} (was {from}): {why}", kind.word()),
+                false => tracing::debug!("tuner: {} {key}: {why}", kind.word()),
+            }
+            let is_change = kind.is_change();
             self.counts[*kind as usize].fetch_add(1, Ordering::Relaxed);
             let timed = TimedEvent { time: format!("{:.0}", Timestamp::now()), event };
             // Cannot fail: all keys are strings.
             lines.extend(serde_json::to_vec(&timed).unwrap_or_default());
             lines.push(b'\n');
-            let mut recent = self.recent.lock();
-            recent.push_back(timed);
-            if recent.len() > EVENTS_SHOWN {
-                recent.pop_front();
+            if is_change {
+                let mut recent = self.recent.lock();
+                recent.push_back(timed);
+                if recent.len() > EVENTS_SHOWN {
+                    recent.pop_front();
+                }
             }
         }
         if let Err(error) = fleet::append_state(&self.folder, JOURNAL, &lines, JOURNAL_MAX) {
@@ -156,5 +164,35 @@ impl Tuning {
                 "the tuner's limits cannot be saved; a restart of the gateway begins with those of the configuration"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Machine, Surroundings};
+
+    #[test]
+    fn the_journal_has_everything_and_operators_are_shown_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path();
+        let text = format!(
+            "[fleet]\nstate = {state:?}\n[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\nmodels = [\"m\"]\n\
+             [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n"
+        );
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        let mut config = Config::parse(&text, "test", &[], &around).unwrap().config;
+        let lead = Arc::new(Lead::default());
+        let tuning = Tuning::new(&mut config, Instant::now(), lead);
+        let event = |kind| Event { at: 1.0, kind, key: String::new(), values: Default::default(), why: String::new() };
+        tuning.keep(vec![event(EventKind::Observed), event(EventKind::Forecast), event(EventKind::Tried)]);
+        let journal = std::fs::read_to_string(folder.path().join(JOURNAL)).unwrap();
+        let kinds: Vec<_> =
+            journal.lines().map(|line| serde_json::from_str::<TimedEvent>(line).unwrap().event.kind).collect();
+        assert_eq!(kinds, [EventKind::Observed, EventKind::Forecast, EventKind::Tried]);
+        let shown: Vec<_> = tuning.report().events.iter().map(|timed| timed.event.kind).collect();
+        assert_eq!(shown, [EventKind::Tried]);
+        let counted: Vec<_> = tuning.view().events.into_iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [("tried", 1)]);
     }
 }

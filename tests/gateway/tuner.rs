@@ -74,8 +74,10 @@ async fn a_limit_that_holds_requests_up_is_raised_on_approval_and_put_back_when_
     }
     gatekeeper.abort();
     let journal = std::fs::read_to_string(folder.path().join("tuner.jsonl")).unwrap();
-    let kinds: Vec<Value> =
+    let mut kinds: Vec<Value> =
         journal.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].clone()).collect();
+    // What windows of observation showed, if they took so long.
+    kinds.retain(|kind| kind != "observed");
     assert_eq!(kinds, ["proposed", "tried", "stood_back"]);
     gateway.settled().await;
     gateway.stop().await;

@@ -39,6 +39,8 @@ fn engines_with_too_few_sequences_get_more_one_after_the_other() {
     let change = &report.engines.changes[0];
     assert_eq!((change.flag, change.values.0, &*change.verdict), (EngineFlag::MaxNumSeqs, 4.0, "promoted"));
     assert!(change.realised > 0.0 && change.forecast.is_some_and(|gain| gain > 0.0), "{change:?}");
+    let observed: Vec<_> = run.tuning.iter().filter(|event| event.kind == EventKind::Observed).collect();
+    assert!(observed.iter().any(|event| event.key == "pool.all" && event.why.contains("requests/s")), "{observed:?}");
     assert!(report.groups[0].attainment.unwrap() > 0.99, "{report:?}");
     assert_eq!(lost_requests, 0);
 }
@@ -68,6 +70,21 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
         assert_eq!(lost(&run), 0, "{fault:?}");
         assert!(run.tuner.unwrap().engines.doing.contains("watching"), "{fault:?}");
     }
+}
+
+#[test]
+fn a_change_of_engines_ends_the_trial_of_limits_that_is_under_way() {
+    let mut lab = lab("{ max-num-seqs = 8 }", "[\"gpu-memory-utilization\"]", "4m", (4.8, 0.1), 5);
+    lab.forecaster = Some(promises);
+    let run = run(&lab, 1).unwrap();
+    let of = |kind, key: &str| {
+        run.tuning.iter().find(|event| event.kind == kind && event.key.contains(key)).map(|event| event.at)
+    };
+    let begun = of(EventKind::Tried, ".engine.");
+    let ended = run.tuning.iter().find(|event| event.kind == EventKind::StoodBack).expect("a trial was under way");
+    assert_eq!((Some(ended.at), &*ended.why), (begun, "a change of its engines has begun"), "{:#?}", run.tuning);
+    let report = run.tuner.unwrap();
+    assert_eq!(report.groups[0].limits, Vec::new(), "no other limit was kept");
 }
 
 #[test]

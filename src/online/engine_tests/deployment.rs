@@ -63,8 +63,6 @@ pub(super) struct Deployment {
     pub(super) running_peak: f64,
     /// Limits with which alone a change of the flag helps, and how many more requests miss under them on engines without it.
     pub(super) beside: Option<(PoolLimits, f64)>,
-    /// Whether limits are being tried once a simulation was asked for.
-    pub(super) busy: bool,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -118,7 +116,6 @@ impl Deployment {
             error: 0.0,
             running_peak: 0.0,
             beside: None,
-            busy: false,
         }
     }
 
@@ -195,7 +192,6 @@ impl Deployment {
             running_peak: self.running_peak,
             in_force: vec![LIMITS],
             losses: vec![loss],
-            busy: self.busy && self.answer_due.is_some(),
             beside: vec![self.beside.iter().map(|(limits, _)| *limits).collect()],
             ..Need::default()
         }

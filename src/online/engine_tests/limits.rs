@@ -74,16 +74,6 @@ fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
 }
 
 #[test]
-fn no_change_begins_while_limits_are_tried() {
-    let mut pool = Deployment::new(2, helps);
-    pool.busy = true;
-    pool.run(1_200);
-    assert_eq!(pool.begun.len(), 0, "{:?}", pool.events);
-    pool.busy = false;
-    pool.run_until_begun(Stage::Canary);
-}
-
-#[test]
 fn limits_of_another_configuration_do_not_outlive_it() {
     for is_same in [true, false] {
         let mut pool = Deployment::new(3, helps);

@@ -1,0 +1,75 @@
+//! What a [`Tuner`] shows: a report for operators, and what windows of observation have shown for the journal.
+//!
+//! Nothing here changes what it does next.
+
+use std::time::Duration;
+
+use crate::diagnosis::diagnose;
+use crate::event::{Event, EventKind, Proposal};
+use crate::groups::Group;
+use crate::limits::Knob;
+use crate::report::{BlockedReport, GroupReport, LimitReport, ProposalReport, TunerReport};
+use crate::tuner::Tuner;
+
+impl Tuner {
+    /// What a window showed that has ended, and what follows from it.
+    pub(crate) fn observed(&self, group: &Group, now: Duration) -> Event {
+        let (score, belief) = group.controller.belief();
+        let mut why = format!("{belief}; loss {:.3}, {:.2} requests/s", score.loss, score.rate);
+        for found in diagnose(group.controller.experience(), &self.facts(group)) {
+            why += &format!("; {}", found.evidence);
+        }
+        let key = format!("pool.{}", group.controller.names().join(","));
+        Event { at: now.as_secs_f64(), kind: EventKind::Observed, key, values: Default::default(), why }
+    }
+
+    /// What it does and why.
+    pub fn report(&self) -> TunerReport {
+        let several = self.groups.len() > 1;
+        TunerReport {
+            mode: self.mode.word().to_owned(),
+            engines: self.engines.report(),
+            frozen: self.frozen.clone().or_else(|| self.hindrance.map(str::to_owned)),
+            groups: (1..).zip(&self.groups).map(|(number, group)| self.report_of(number, several, group)).collect(),
+            events: Vec::new(),
+        }
+    }
+
+    fn report_of(&self, number: usize, several: bool, group: &Group) -> GroupReport {
+        let Group { pools, controller, .. } = group;
+        let (score, why) = controller.belief();
+        let why = if group.has_objectives {
+            why
+        } else {
+            "there are no objectives to tune by: set ttft, tpot or e2el in [slo]"
+        };
+        let mut limits = Vec::new();
+        let all = self.limits();
+        for (place, at) in pools.iter().enumerate() {
+            let in_force = &all.0[*at];
+            for knob in Knob::ALL {
+                let (configured, now) = (self.configured.0[*at].show(knob), in_force.show(knob));
+                if configured != now {
+                    let key = format!("pool.{}.{}", controller.names()[place], knob.key());
+                    limits.push(LimitReport { key, configured, in_force: now });
+                }
+            }
+        }
+        let id = |proposal: &Proposal| {
+            if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
+        };
+        let proposal = controller.proposal().map(|proposal| ProposalReport::new(id(proposal), proposal));
+        let blocked = controller.blocked().into_iter().map(|(key, up, left)| BlockedReport { key, up, left }).collect();
+        GroupReport {
+            pools: controller.names().to_vec(),
+            doing: controller.doing(),
+            why: why.to_owned(),
+            attainment: (score.requests > 0.0).then_some(score.attainment),
+            target: controller.target(),
+            limits,
+            proposal,
+            blocked,
+            diagnoses: diagnose(controller.experience(), &self.facts(group)),
+        }
+    }
+}
