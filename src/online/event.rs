@@ -2,6 +2,8 @@
 //!
 //! Names of kinds are a contract: they are labels of metrics and words in the journal, and are only ever added.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What the controller may do.
@@ -41,6 +43,14 @@ pub struct Event {
     pub values: (String, String),
     /// Why.
     pub why: String,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self { at, kind, key, why, .. }, (from, to)) = (self, &self.values);
+        let values = if kind.is_change() { format!(" {from} -> {to}") } else { String::new() };
+        write!(f, "{at:6.0} s {} {key}{values}: {why}", kind.word())
+    }
 }
 
 /// What happened.

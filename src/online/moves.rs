@@ -19,6 +19,8 @@ use crate::limits::{Bounds, Knob, Limits, PoolLimits};
 use crate::loss::Cause;
 use crate::window::{PoolWindow, Window};
 
+/// Where requests lose a smaller share of their time, nothing is tried: it could gain no more than that, and a trial costs requests.
+const CAUSE_SHARE: f64 = 0.25;
 /// Lengths that hold less than this share of the prompt tokens do not matter to a threshold.
 const LENGTHS_SHARE: f64 = 0.05;
 /// Share of a pool's prompt tokens that a boundary moves to the next pool.
@@ -116,12 +118,12 @@ pub fn candidates(window: &Window, limits: &Limits, bounds: &Bounds, steps: &Ste
         window.pools.iter().map(|pool| pool.causes.iter().sum()).enumerate().filter(|(_, loss)| *loss > 0.0).collect();
     pools.sort_by(|one, other| other.1.total_cmp(&one.1));
     let mut moves = Vec::new();
-    for (pool, _) in pools {
+    for (pool, lost) in pools {
         let seen = &window.pools[pool];
         let mut causes = [Cause::Queue, Cause::Engine, Cause::Decode];
         causes.sort_by(|one, other| seen.loss_by(*other).total_cmp(&seen.loss_by(*one)));
         for cause in causes {
-            if seen.loss_by(cause) > 0.0 {
+            if seen.loss_by(cause) > CAUSE_SHARE * lost {
                 Proposer { window, limits, bounds, steps, pool, seen, moves: &mut moves }.propose(cause);
             }
         }
@@ -383,5 +385,29 @@ impl Proposer<'_> {
                 self.add_all(direction, moved, &format!("{why}, and the next pool loses less"));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::usage::Usage;
+
+    #[test]
+    fn where_little_of_the_time_is_lost_nothing_is_tried() {
+        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
+        let knobs = |between_tokens: f64| {
+            let mut pool = PoolWindow::new(Duration::ZERO);
+            pool.lengths.add(200);
+            pool.causes = [10.0 - between_tokens, 0.0, between_tokens];
+            pool.usage = Usage { slots_peak: 40, in_rotation: 2, ..Usage::default() };
+            let window = Window { from: Duration::ZERO, pools: vec![pool] };
+            let moves = candidates(&window, &limits, &Bounds::default(), &Steps::default());
+            moves.into_iter().map(|step| (step.direction.knob, step.direction.up)).collect::<Vec<_>>()
+        };
+        assert_eq!(knobs(2.0), []);
+        assert!(knobs(3.0).contains(&(Knob::Slots, false)), "{:?}", knobs(3.0));
     }
 }

@@ -100,10 +100,7 @@ fn all<T: Send>(
 }
 
 fn events(run: &LabRun) {
-    for event in &run.tuning {
-        let (from, to) = &event.values;
-        eprintln!("{:6.0} s {:?} {} {from} -> {to}: {}", event.at, event.kind, event.key, event.why);
-    }
+    run.tuning.iter().for_each(|event| eprintln!("{event}"));
     if let Some(report) = &run.tuner {
         eprintln!("  {}; {}", report.engines.doing, report.engines.why);
     }

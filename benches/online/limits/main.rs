@@ -153,12 +153,7 @@ fn means(labs: &[Lab], options: &Options) -> Vec<(f64, [f64; 3])> {
                     let attained = attainment(&labs[*lab], &found);
                     let counts = changes(&found);
                     if options.events {
-                        for event in &found.tuning {
-                            eprintln!(
-                                "{:6.0} s {:?} {} {} -> {}: {}",
-                                event.at, event.kind, event.key, event.values.0, event.values.1, event.why
-                            );
-                        }
+                        found.tuning.iter().for_each(|event| eprintln!("{event}"));
                         eprintln!("       {:.2} %", 100.0 * attained);
                     }
                     let mut sums = sums.lock();

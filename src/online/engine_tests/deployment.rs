@@ -45,6 +45,8 @@ pub(super) struct Deployment {
     pub(super) under_way: Option<(Duration, usize, f64)>,
     pub(super) answer_due: Option<Question>,
     pub(super) events: Vec<(EventKind, String)>,
+    /// Why no change began after a simulation.
+    pub(super) forecasts: Vec<String>,
     pub(super) begun: Vec<Duration>,
     /// Requests in a second.
     pub(super) rate: u32,
@@ -106,6 +108,7 @@ impl Deployment {
             under_way: None,
             answer_due: None,
             events: Vec::new(),
+            forecasts: Vec::new(),
             begun: Vec::new(),
             rate: 10,
             at_once: 20,
@@ -265,7 +268,10 @@ impl Deployment {
         orders.extend(self.tuner.step(&look));
         let bound = |engine| self.tuner.bound(engine, &self.engines).map(|load| load.sequences);
         self.bounds = self.engines.iter().map(bound).collect();
-        self.events.extend(self.tuner.take_events().into_iter().map(|event| (event.kind, event.why)));
+        let (changes, forecasts): (Vec<_>, Vec<_>) =
+            self.tuner.take_events().into_iter().partition(|event| event.kind.is_change());
+        self.events.extend(changes.into_iter().map(|event| (event.kind, event.why)));
+        self.forecasts.extend(forecasts.into_iter().map(|event| event.why));
         for order in orders {
             match order {
                 Order::Simulate(question) => self.answer_due = Some(question),

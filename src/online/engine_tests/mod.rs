@@ -78,6 +78,7 @@ fn what_does_harm_is_taken_back_and_later_forecasts_are_trusted_less() {
     assert_eq!(pool.kinds(), [EventKind::Tried, EventKind::Compared, EventKind::Undone], "{:?}", pool.events);
     assert_eq!(pool.values(), [BEFORE; 2]);
     assert!(pool.belief().contains("no change of a flag is expected to help"), "{}", pool.belief());
+    assert_eq!(pool.forecasts.last().map(String::as_str), Some(&*pool.belief()), "every simulation is written down");
 }
 
 #[test]
