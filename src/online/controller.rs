@@ -450,3 +450,25 @@ impl Controller {
         self.events.push(Event { at: now.as_secs_f64(), kind, key, values, why });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_a_failed_change_has_left_is_waited_for() {
+        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
+        let mut window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
+        window.pools[0].usage.in_rotation = 2;
+        let waits_for = |queue: usize| {
+            let mut controller = Controller::new(vec!["all".to_owned()], limits.clone(), 0.99, SETTLE.0, Acting::Acts);
+            controller.state = State::Settling(Duration::ZERO, SETTLE.0, None);
+            let mut window = window.clone();
+            window.pools[0].usage.queue = queue;
+            let ends = |second: &u64| controller.step(Duration::from_secs(*second), &window) == Action::Begin;
+            (1..600).find(ends).map(Duration::from_secs)
+        };
+        assert_eq!(waits_for(2), Some(SETTLE.0));
+        assert_eq!(waits_for(50), Some(COOL_DOWN_MAX), "and no longer");
+    }
+}

@@ -120,9 +120,9 @@ impl EngineTuner {
         if !matches!(self.state, State::Simulating(_)) {
             return;
         }
-        let (key, told) = (format!("pool.{}.engine", question.pool), self.events.len());
+        let (key, before) = (format!("pool.{}.engine", question.pool), self.events.len());
         self.decide(question, answer, look);
-        if self.events.len() == told {
+        if self.events.len() == before {
             let (at, why) = (look.now.as_secs_f64(), self.belief.clone());
             self.events.push(Event { at, kind: EventKind::Forecast, key, values: Default::default(), why });
         }

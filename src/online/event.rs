@@ -94,7 +94,7 @@ impl EventKind {
         Self::Forecast,
     ];
 
-    /// Whether something was done, or would be: what an operator is told of. The others are for the journal.
+    /// Whether something was done, or would be: what operators are shown. The others are for the journal.
     pub fn is_change(self) -> bool {
         !matches!(self, Self::Observed | Self::Forecast)
     }
