@@ -3,8 +3,12 @@
 
 use crate::setup::{Plant, PlantedFault};
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::forecast::forecast;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
+use sluice_online::limits::PoolLimits;
+use sluice_online::recent::RecentRequest;
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Limits, Question};
 
 /// `load`: chats and documents per second; `bound`: of TTFT, and again for each 1,000 prompt tokens, in ms.
@@ -70,6 +74,26 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
         assert_eq!(lost(&run), 0, "{fault:?}");
         assert!(run.tuner.unwrap().engines.doing.contains("watching"), "{fault:?}");
     }
+}
+
+#[test]
+fn a_forecast_is_made_under_the_limits_of_its_question() {
+    let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
+    let request =
+        |number: u64| RecentRequest { at: Duration::from_millis(200 * number), prompt: 500, output: 150, model: None };
+    let loss = |slots| {
+        let limits = PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
+        let question = Question {
+            pool: "all".to_owned(),
+            flags: lab.engines[0].flags(),
+            limits: vec![("all".to_owned(), limits)],
+            candidates: Vec::new(),
+            absent: Duration::from_secs(120),
+            requests: (0..300).map(request).collect(),
+        };
+        forecast(&lab, &question, 1).now.unwrap().loss
+    };
+    assert!(loss(1) > loss(64) + 0.5, "{} {}", loss(1), loss(64));
 }
 
 #[test]
