@@ -76,7 +76,7 @@ pub(crate) struct Trial {
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Watching,
-    /// Since when and at least until when, and what is being tried.
+    /// Until when at least, until when while requests wait, and what is being tried.
     Settling(Duration, Duration, Option<Box<Trial>>),
     Measuring(Box<Trial>),
 }
@@ -177,7 +177,7 @@ impl Controller {
         }
         // Boundaries belong to the pools beside, too.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
-        self.state = State::Settling(now, now + SETTLE.0, None);
+        self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, None);
         Action::Begin
     }
 
@@ -241,14 +241,14 @@ impl Controller {
         }
         match std::mem::replace(&mut self.state, State::Watching) {
             State::Watching => self.watch(now, window),
-            State::Settling(since, until, trial) => self.settle(now, window, (since, until), trial),
+            State::Settling(least, most, trial) => self.settle(now, window, (least, most), trial),
             State::Measuring(trial) => self.measure(now, window, trial),
         }
     }
 
     /// Ends what is being tried without a verdict.
     pub(crate) fn stand_back(&mut self, now: Duration, why: &str) -> Action {
-        let trial = match std::mem::replace(&mut self.state, State::Settling(now, now + SETTLE.0, None)) {
+        let trial = match std::mem::replace(&mut self.state, State::Settling(now + SETTLE.0, now + SETTLE.1, None)) {
             State::Measuring(trial) | State::Settling(_, _, Some(trial)) => trial,
             _ => return Action::Begin,
         };
@@ -347,21 +347,19 @@ impl Controller {
         let missed = 100.0 * (1.0 - score.attainment);
         let why = format!("{missed:.1} % of {:.0} requests missed an objective; {}", score.requests, trial.step.why);
         self.note(now, EventKind::Tried, &trial, why);
-        self.state = State::Settling(now, now + SETTLE.0, Some(trial));
+        self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, Some(trial));
     }
 
     fn settle(
         &mut self,
         now: Duration,
         window: &Window,
-        (since, until): (Duration, Duration),
+        (least, most): (Duration, Duration),
         trial: Option<Box<Trial>>,
     ) -> Action {
         let is_quiet = window.pools.iter().all(|pool| pool.usage.queue <= pool.usage.in_rotation);
-        // A queue that a failed change has left says nothing about the limits in force.
-        let most = if trial.is_some() { SETTLE.1 } else { COOL_DOWN_MAX };
-        if now < until || (!is_quiet && now < since + most) {
-            self.state = State::Settling(since, until, trial);
+        if now < least || (!is_quiet && now < most) {
+            self.state = State::Settling(least, most, trial);
             return Action::Wait;
         }
         self.state = trial.map_or(State::Watching, State::Measuring);
@@ -412,7 +410,8 @@ impl Controller {
         self.limits = trial.before;
         // What it did to the engines lasts about as long again.
         let recovered = now + now.saturating_sub(trial.since).clamp(SETTLE.0, COOL_DOWN_MAX);
-        self.state = State::Settling(now, recovered, None);
+        // Nor does a queue that it has left say anything about the limits in force.
+        self.state = State::Settling(recovered, now + COOL_DOWN_MAX, None);
         Action::Apply
     }
 
@@ -456,19 +455,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_that_a_failed_change_has_left_is_waited_for() {
+    fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
         let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
         let mut window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
         window.pools[0].usage.in_rotation = 2;
-        let waits_for = |queue: usize| {
+        let waits_for = |has_failed: bool, queue: usize| {
             let mut controller = Controller::new(vec!["all".to_owned()], limits.clone(), 0.99, SETTLE.0, Acting::Acts);
-            controller.state = State::Settling(Duration::ZERO, SETTLE.0, None);
+            let began = Duration::from_secs(1_000);
+            if has_failed {
+                let direction = Direction { pool: 0, knob: Knob::Slots, up: true };
+                let step = Move { direction, to: limits.clone(), why: String::new() };
+                let (before, score) = (limits.clone(), Score::default());
+                let trial = Trial { step, before, score, since: began - SETTLE.0 };
+                let action = controller.measure(
+                    began,
+                    &Window { from: began - MEASURED_MAX - SETTLE.0, ..window.clone() },
+                    Box::new(trial),
+                );
+                assert_eq!(action, Action::Apply);
+            } else {
+                controller.stand_back(began, "a backend entered or left rotation");
+            }
             let mut window = window.clone();
             window.pools[0].usage.queue = queue;
-            let ends = |second: &u64| controller.step(Duration::from_secs(*second), &window) == Action::Begin;
+            let ends = |second: &u64| controller.step(began + Duration::from_secs(*second), &window) == Action::Begin;
             (1..600).find(ends).map(Duration::from_secs)
         };
-        assert_eq!(waits_for(2), Some(SETTLE.0));
-        assert_eq!(waits_for(50), Some(COOL_DOWN_MAX), "and no longer");
+        assert_eq!([waits_for(false, 2), waits_for(true, 2)], [Some(SETTLE.0); 2]);
+        assert_eq!(waits_for(false, 50), Some(SETTLE.1));
+        assert_eq!(waits_for(true, 50), Some(COOL_DOWN_MAX));
     }
 }
