@@ -31,7 +31,7 @@ use crate::report::{EngineTuningReport, ProposalReport};
 pub(crate) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 pub(crate) const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
 /// A simulation without an answer for so long has failed. A later answer would be taken for one of the next question.
-const SIMULATED: Duration = Duration::from_secs(3_600);
+pub(crate) const SIMULATED: Duration = Duration::from_secs(3_600);
 /// A gain must be this share of the loss ..
 pub(crate) const GAIN: f64 = 0.05;
 /// .. and at least this.

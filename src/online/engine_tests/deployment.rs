@@ -65,6 +65,8 @@ pub(super) struct Deployment {
     pub(super) running_peak: f64,
     /// Limits with which alone a change of the flag helps, and how many more requests miss under them on engines without it.
     pub(super) beside: Option<(PoolLimits, f64)>,
+    /// What requests of all pools with the same models lose, if not what those of this one do.
+    pub(super) loss_of_all: Option<f64>,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -119,6 +121,7 @@ impl Deployment {
             error: 0.0,
             running_peak: 0.0,
             beside: None,
+            loss_of_all: None,
         }
     }
 
@@ -185,7 +188,8 @@ impl Deployment {
     fn need(&self) -> Need {
         let count = self.engines.len() as f64;
         let loss = self.values().iter().map(|value| (self.fares)(*value).0).sum::<f64>() / count;
-        let score = Score { requests: 1_000.0, loss, attainment: 1.0 - loss, rate: 10.0, ..Score::default() };
+        let of_all = self.loss_of_all.unwrap_or(loss);
+        let score = Score { requests: 1_000.0, loss: of_all, attainment: 1.0 - loss, rate: 10.0, ..Score::default() };
         Need {
             pools: vec!["all".to_owned()],
             since: (loss > 0.1).then_some(Duration::ZERO),

@@ -10,7 +10,7 @@ use crate::arms::Arms;
 use crate::change::Stage;
 use crate::engine_look::{EngineRules, Look, Need, Order, Restarted};
 use crate::engine_saved::SavedEngines;
-use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, COMPARED, EngineTuner, GAP};
+use crate::engine_tuner::{ABSENT, ASK_INTERVAL, CLOSED, COMPARED, EngineTuner, GAP, SIMULATED};
 use crate::event::{Acting, EventKind};
 use crate::window::Score;
 use sluice_core::base::Rng;
@@ -244,6 +244,19 @@ fn a_simulation_without_numbers_is_no_reason_for_a_change() {
         pool.run(2 * ASK_INTERVAL.as_secs());
         assert!(pool.begun.is_empty(), "{}", pool.belief());
     }
+}
+
+#[test]
+fn a_simulation_that_never_answers_is_given_up_and_the_next_one_is_not_asked_for_before() {
+    let mut pool = Deployment::new(2, helps);
+    let mut asked = Vec::new();
+    for _ in 0..3 * SIMULATED.as_secs() {
+        pool.second();
+        asked.extend(pool.answer_due.take().map(|_| pool.now));
+    }
+    assert!(asked.len() >= 2 && asked.windows(2).all(|two| two[1] - two[0] >= SIMULATED), "{asked:?}");
+    pool.run(SIMULATED.as_secs());
+    assert!(!pool.begun.is_empty(), "{}", pool.belief());
 }
 
 #[test]
