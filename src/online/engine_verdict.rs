@@ -85,6 +85,17 @@ impl EngineTuner {
         }
     }
 
+    /// The gateway has stopped the experiment that measures the change, because a guardrail was broken: the change has failed.
+    pub fn experiment_stopped(&mut self, why: &str, now: Duration) -> Vec<Order> {
+        let mut orders = Vec::new();
+        let is_measured =
+            self.change.as_ref().is_some_and(|change| matches!(change.stage, Stage::Copies | Stage::Compared));
+        if is_measured && matches!(self.state, State::Measuring { .. }) {
+            self.fail(now, why, None, &mut orders);
+        }
+        orders
+    }
+
     fn look_at_copies(&mut self, look: &Look<'_>, since: Duration, orders: &mut Vec<Order>) {
         let [_, canary] = look.arms.counts();
         if canary.failed >= COPIES_FAILED && look.arms.surge() > SURGE {

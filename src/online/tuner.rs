@@ -205,6 +205,13 @@ impl Tuner {
         self.end_trial(observer, now)
     }
 
+    /// The gateway has stopped the experiment of a change, because a guardrail was broken.
+    pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<Order> {
+        let orders = self.engines.experiment_stopped(why, now);
+        self.engines_ordered(&orders, observer, now);
+        orders
+    }
+
     /// A restart that was ordered has ended.
     pub fn restarted(&mut self, outcome: Restarted, observer: &Observer, now: Duration) -> Vec<Order> {
         let orders = self.engines.restarted(outcome, now);

@@ -92,13 +92,14 @@ impl App {
         }
         let (view, fleet) = (self.admission.view(), self.fleet.views());
         let engines = self.engine_states(&view, &fleet);
-        let waits = self.why_engines_wait();
+        let (waits, stopped) = (self.why_engines_wait(), self.why_experiment_stopped());
         let (changed, orders, events) = {
             let mut tuner = tuner.lock();
             let now = started.elapsed();
             let hindered = tuner.hinder(self.compares_pools().then_some(COMPARES), observer, now);
+            let mut orders = stopped.map_or_else(Vec::new, |why| tuner.experiment_stopped(&why, observer, now));
             let changed = tuner.step(&view, observer, now) || hindered;
-            let orders = tuner.step_engines(&engines, waits, observer, now);
+            orders.extend(tuner.step_engines(&engines, waits, observer, now));
             let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));
             self.admission.set_trials(&ids.zip(tuner.trials(&engines)).collect::<Vec<_>>());
             (changed || orders.contains(&Order::Configure), orders, tuner.take_events())
@@ -110,6 +111,13 @@ impl App {
             self.tuning.save();
         }
         orders
+    }
+
+    /// Why the tuner's own experiment was stopped, if it was.
+    fn why_experiment_stopped(&self) -> Option<String> {
+        let all = self.learned.experiments.all();
+        let own = all.iter().find(|one| *one.plan.name == *EXPERIMENT && one.state.phase() == Phase::Stopped)?;
+        own.state.progress().why
     }
 
     /// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.

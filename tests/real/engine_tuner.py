@@ -30,7 +30,7 @@ class Rig:
         self.root, self.folder = root, root / "engine_tuner"
         self.folder.mkdir(exist_ok=True)
         self.state = self.folder / "state"
-        for name in ("tuner.json", "tuner.jsonl"):
+        for name in ("tuner.json", "tuner.jsonl", "experiments.json"):
             (self.state / name).unlink(missing_ok=True)
         client, admin = free_port(), free_port()
         self.url, self.admin = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{admin}"

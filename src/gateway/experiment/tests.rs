@@ -219,6 +219,22 @@ fn a_later_gateway_goes_on_with_what_was_saved() {
     assert_eq!(phases, [Phase::Running; 2], "other weights are another experiment");
 }
 
+#[test]
+fn an_arm_that_misses_more_than_its_guardrail_allows_is_stopped_and_a_guardrail_of_1_allows_everything() {
+    for (most, phase) in [("0.9", Phase::Stopped), ("1.0", Phase::Running)] {
+        let experiments = Experiments::default();
+        let keys = format!("sticky = \"request\"\nguardrail = {{ slo_misses = {most} }}");
+        experiments.configure(&config(&experiment("x", &keys)));
+        let x = experiments.find("x").unwrap();
+        for number in 0..200_usize {
+            let missed = Some(number % 2 == 1);
+            let observation = Observation { missed, ..completed(0.1, (number % 64) as u16, Answer::default()) };
+            x.state.observe(&x.plan, number % 2, &observation);
+        }
+        assert_eq!(x.state.phase(), phase, "{most}");
+    }
+}
+
 /// An experiment in which both arms had 4,000 answers, those of the second 20 % faster: each answer, and whether it was rated as
 /// bad, by its arm and its number.
 fn with_answers(keys: &str, answer: impl Fn(usize, usize) -> (Answer, bool)) -> Experiment {

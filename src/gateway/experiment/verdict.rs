@@ -163,7 +163,7 @@ pub fn guard(plan: &ExperimentPlan, arms: &[ArmLedger], arm: usize) -> Option<&'
     let guardrail = &plan.rules.guardrail;
     let [surge, other] = [SURGE_PART, GUARD_PART].map(|part| pair(plan, arms, arm, part));
     let (failures, misses) = (other.failures(), other.misses());
-    let by = |rates: &Rates, most: f64| rates.arm - rates.control >= most;
+    let by = |rates: &Rates, most: f64| rates.arm - rates.control > most;
     match () {
         () if by(&failures, guardrail.errors) && (is_certain(&surge, surge.surge()) || is_sure(&other, &failures)) => {
             Some("errors")

@@ -173,6 +173,21 @@ fn a_reason_to_stand_back_ends_a_change() {
 }
 
 #[test]
+fn a_change_whose_experiment_the_gateway_has_stopped_has_failed() {
+    for stage in [Stage::Copies, Stage::Compared] {
+        let mut pool = Deployment::new(2, helps);
+        pool.run_until(Some(stage));
+        let why = "canary was stopped after 40 requests: it broke guardrail.errors";
+        assert_eq!(pool.tuner.experiment_stopped(why, pool.now), [Order::Configure]);
+        assert_eq!(pool.tuner.experiment_stopped(why, pool.now), [], "said again");
+        pool.fares = |_| (0.0, 0.0);
+        pool.run(300);
+        assert_eq!(pool.events.last().unwrap(), &(EventKind::Undone, why.to_owned()));
+        assert_eq!((pool.stage(), pool.values(), pool.tuner.failures), (None, vec![BEFORE; 2], 1));
+    }
+}
+
+#[test]
 fn a_clock_that_jumps_a_new_configuration_and_another_engine_that_leaves_end_a_change_at_every_stage() {
     type Disturb = fn(&mut Deployment);
     let disturbances: [(&str, Disturb); 4] = [
