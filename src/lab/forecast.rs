@@ -13,8 +13,8 @@ use crate::setup::Lab;
 use sluice_bench::load::dataset::{Item, ItemPrompt, Items};
 use sluice_bench::{Adapters, Api, Arrival, BodyFields, Extent, PromptTokens, RequestSource, RunPlan, Workload};
 use sluice_gateway::config::{Config, TunerMode};
-use sluice_online::forecast::{Answer, Candidate, Forecast, Question};
-use sluice_online::limits::PoolLimits;
+use sluice_online::forecast::{Answer, Candidate, Forecast, LimitsQuestion, Question};
+use sluice_online::limits::{Limits, PoolLimits};
 use sluice_online::recent::RecentRequest;
 use sluice_online::window::{BATCH, Batch};
 
@@ -68,6 +68,19 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
         unchanged,
         span,
     }
+}
+
+/// Simulates the limits that `question` asks for, with the configuration and the engines of `lab`. Empty where that cannot be
+/// simulated.
+pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> Answer {
+    let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
+    let with = |limits: &Limits| {
+        let pools = question.pools.iter().zip(&limits.0);
+        batches(&pools.fold(base.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits))), seed)
+    };
+    let Some(now) = with(&question.now) else { return Answer::default() };
+    let candidates = question.candidates.iter().map(|limits| Some(beside(&now, &with(limits)?))).collect();
+    Answer { now: Some(beside(&now, &now)), candidates, ..Answer::default() }
 }
 
 /// The same with other limits of a pool.

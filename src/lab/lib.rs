@@ -50,5 +50,5 @@ pub use file::{LabFile, Variant};
 pub use measure::Measure;
 pub use run::{LabRun, run};
 pub use scenario::Scenario;
-pub use setup::{EngineChange, EngineSetup, Lab, Plant, PlantedFault};
+pub use setup::{EngineChange, EngineSetup, Forecaster, Lab, Plant, PlantedFault};
 pub use study::{Options, Study};

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
 use crate::file::{EngineTable, LabFile, Variant};
-use crate::forecast::forecast;
-use crate::setup::{EngineChange, EngineSetup, Lab};
+use crate::forecast::{forecast, forecast_limits};
+use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab};
 use crate::traffic::TrafficDefaults;
 use sluice_bench::RunPlan;
 use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
@@ -64,7 +64,7 @@ impl Scenario {
         if let Some(rules) = &autoscale {
             rules.check(config.pools.len(), engines.len())?;
         }
-        let forecaster = Some(forecast as crate::setup::Forecaster);
+        let forecaster = Some(Forecaster { flags: forecast, limits: Some(forecast_limits) });
         Ok(Lab { client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
     }
 

@@ -10,7 +10,7 @@ use crate::error::LabError;
 use sluice_bench::RunPlan;
 use sluice_core::vllm::args::ServeArgs;
 use sluice_gateway::config::{Config, Endpoint};
-use sluice_online::{Answer, EngineFlag, Flags, Question};
+use sluice_online::{Answer, EngineFlag, Flags, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
 /// Virtual time after the last arrival at which a run ends, even if requests are still unfinished.
@@ -41,7 +41,13 @@ pub struct Lab {
 }
 
 /// Simulates what a question asks, with the configuration and engines of a lab and a seed.
-pub type Forecaster = fn(&Lab, &Question, u64) -> Answer;
+#[derive(Clone, Copy, Debug)]
+pub struct Forecaster {
+    /// Of flags of engines.
+    pub flags: fn(&Lab, &Question, u64) -> Answer,
+    /// Of limits; `None`: they are tried without.
+    pub limits: Option<fn(&Lab, &LimitsQuestion, u64) -> Answer>,
+}
 
 /// The simulated engine of one backend.
 #[derive(Clone, Debug)]

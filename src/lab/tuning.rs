@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::setup::{EngineChange, EngineSetup, Lab, PlantedFault};
+use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::TunerMode;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
-use sluice_online::{EngineFlag, EngineState, Event, Load, Observer, Order, Restarted, Tuner, TunerReport};
+use sluice_online::{Answer, EngineFlag, EngineState, Event, Load, Observer, Order, Restarted, Tuner, TunerReport};
 
 /// What a restart takes from the last request to readiness: an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
@@ -69,13 +69,11 @@ impl LabTuner {
     /// The tuner of a run, if it acts.
     pub(crate) fn new(lab: &Lab, observer: &Observer) -> Option<Self> {
         let acts = lab.config.tuner.mode == TunerMode::Apply;
-        acts.then(|| Self {
-            tuner: Tuner::new(&lab.config, observer, Duration::ZERO),
-            events: Vec::new(),
-            setups: lab.engines.clone(),
-            restart: None,
-            simulations: 0,
-        })
+        let mut tuner = Tuner::new(&lab.config, observer, Duration::ZERO);
+        if lab.forecaster.is_some_and(|by| by.limits.is_some()) {
+            tuner.simulate_limits();
+        }
+        acts.then(|| Self { tuner, events: Vec::new(), setups: lab.engines.clone(), restart: None, simulations: 0 })
     }
 
     /// What it did and believes.
@@ -107,15 +105,12 @@ impl LabTuner {
             match order {
                 Order::Configure => changed = true,
                 Order::Simulate(question) => {
-                    let lab = Lab { engines: self.setups.clone(), ..around.lab.clone() };
-                    self.simulations += 1;
-                    let seed = self.simulations;
-                    // A run needs a thread without a runtime.
-                    let answer = lab.forecaster.map(|forecast| {
-                        std::thread::scope(|scope| scope.spawn(|| forecast(&lab, &question, seed)).join())
-                    });
-                    let answer = answer.and_then(Result::ok).unwrap_or_default();
+                    let answer = self.simulate(around, |lab, by, seed| Some((by.flags)(lab, &question, seed)));
                     changed |= self.tuner.answered(&answer, &engines, None, observer, now);
+                }
+                Order::SimulateLimits(question) => {
+                    let answer = self.simulate(around, |lab, by, seed| Some((by.limits?)(lab, &question, seed)));
+                    changed |= self.tuner.limits_answered(&question.pools, &answer, observer, now);
                 }
                 Order::Restart { engine, flag, value, crowded } => {
                     if let Err(outcome) = self.begin(around, &view, (&engine, crowded), (flag, value)) {
@@ -128,6 +123,20 @@ impl LabTuner {
         admission.set_trials(&ids.zip(self.tuner.trials(&engines)).collect::<Vec<_>>());
         self.events.extend(self.tuner.take_events());
         changed
+    }
+
+    /// Simulates with the engines as they are now.
+    fn simulate(
+        &mut self,
+        around: &Surroundings<'_>,
+        forecast: impl FnOnce(&Lab, Forecaster, u64) -> Option<Answer> + Send,
+    ) -> Answer {
+        let lab = Lab { engines: self.setups.clone(), ..around.lab.clone() };
+        self.simulations += 1;
+        let (seed, Some(by)) = (self.simulations, lab.forecaster) else { return Answer::default() };
+        // A run needs a thread without a runtime.
+        let answer = std::thread::scope(|scope| scope.spawn(|| forecast(&lab, by, seed)).join());
+        answer.ok().flatten().unwrap_or_default()
     }
 
     fn look_at_metrics(&mut self, around: &Surroundings<'_>) {

@@ -19,11 +19,12 @@
 use std::time::Duration;
 
 use crate::blocks::Blocks;
+use crate::controller_choice::Asked;
 use crate::diagnosis::Experience;
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::lengths::Lengths;
 use crate::limits::{Bounds, Knob, Limits, PoolLimits};
-use crate::moves::{Direction, Move, Steps, candidates};
+use crate::moves::{Direction, Move, Steps};
 use crate::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
@@ -79,6 +80,8 @@ pub(crate) enum State {
     /// Until when at least, until when while requests wait, and what is being tried.
     Settling(Duration, Duration, Option<Box<Trial>>),
     Measuring(Box<Trial>),
+    /// What may help is simulated.
+    Asking(Box<Asked>),
 }
 
 /// What the caller has to do.
@@ -116,6 +119,8 @@ pub struct Controller {
     pub(crate) limits: Limits,
     /// Limits that a simulation has shown to be better.
     pub(crate) suggested: Option<Move>,
+    /// Whether changes are simulated before they are tried.
+    pub(crate) simulates: bool,
     pub(crate) state: State,
     pub(crate) steps: Steps,
     pub(crate) blocks: Blocks,
@@ -149,6 +154,7 @@ impl Controller {
             horizon,
             limits,
             suggested: None,
+            simulates: false,
             state: State::Watching,
             steps: Steps::default(),
             blocks: Blocks::default(),
@@ -243,6 +249,7 @@ impl Controller {
             State::Watching => self.watch(now, window),
             State::Settling(least, most, trial) => self.settle(now, window, (least, most), trial),
             State::Measuring(trial) => self.measure(now, window, trial),
+            State::Asking(asked) => self.await_answer(now, asked),
         }
     }
 
@@ -295,53 +302,7 @@ impl Controller {
         if measured >= MEASURED_MAX { Action::Renew } else { Action::Wait }
     }
 
-    /// Makes or proposes the most promising change that is not blocked. Returns whether it was made.
-    fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
-        let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
-        let all = candidates(window, &self.limits, &self.bounds, &self.steps);
-        let Some(step) = self.suggested.take().into_iter().chain(all).find(is_open) else {
-            self.belief.1 += "; what may help was tried and did not";
-            self.proposal = None;
-            self.stuck_since.get_or_insert(now);
-            return false;
-        };
-        if self.acting != Acting::Acts {
-            // What it proposes may never be made; engines need not wait for that.
-            self.stuck_since.get_or_insert(now);
-        }
-        match self.acting {
-            Acting::Acts => self.make(now, step, score),
-            Acting::Proposes | Acting::WaitsForApproval => self.propose(now, step, score),
-        }
-        self.acting == Acting::Acts
-    }
-
-    fn propose(&mut self, now: Duration, step: Move, score: Score) {
-        let is_known = self.proposal.as_ref().is_some_and(|(_, known, _)| known.direction == step.direction);
-        if is_known {
-            return;
-        }
-        self.proposals += 1;
-        let Direction { pool, knob, .. } = step.direction;
-        let show = |limits: &Limits| limits.0[pool].show(knob);
-        let proposal = Proposal {
-            id: self.proposals,
-            key: self.key(step.direction),
-            values: (show(&self.limits), show(&step.to)),
-            why: step.why.clone(),
-        };
-        let event = |proposal: Proposal| Event {
-            at: now.as_secs_f64(),
-            kind: EventKind::Proposed,
-            key: proposal.key,
-            values: proposal.values,
-            why: proposal.why,
-        };
-        self.events.push(event(proposal.clone()));
-        self.proposal = Some((proposal, step, score));
-    }
-
-    fn make(&mut self, now: Duration, step: Move, score: Score) {
+    pub(crate) fn make(&mut self, now: Duration, step: Move, score: Score) {
         let before = std::mem::replace(&mut self.limits, step.to.clone());
         let trial = Box::new(Trial { step, before, score, since: now });
         let missed = 100.0 * (1.0 - score.attainment);

@@ -73,6 +73,7 @@ impl Controller {
                 format!("tries {}: waiting for its effect", self.show(&trial.step, &trial.before))
             }
             State::Measuring(trial) => format!("tries {}: measuring", self.show(&trial.step, &trial.before)),
+            State::Asking(_) => "simulates what may help".to_owned(),
         }
     }
 
@@ -106,8 +107,8 @@ impl Controller {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether it is trying a change.
+    /// Whether it is trying a change, or about to.
     pub fn is_trying(&self) -> bool {
-        matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)))
+        matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)) | State::Asking(_))
     }
 }

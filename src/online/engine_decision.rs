@@ -20,9 +20,6 @@ use crate::proof::Load;
 
 /// Without a forecast: the loss from which engines that have no room are restarted, too.
 const GROSS_LOSS: f64 = 0.5;
-/// A simulation of the settings in force must show at least this share of the loss that is measured. It does not where clients
-/// wait for one response before they send the next request: they would send more if the engines served more.
-const SHOWN: f64 = 1.0 / 3.0;
 
 struct Best {
     candidate: Candidate,
@@ -139,7 +136,7 @@ impl EngineTuner {
         let best = self.best(&question, answer, need);
         let certain = best.as_ref().map_or(0.0, |best| best.certain);
         if let Some((limits, why)) =
-            free_gain(&question, answer, certain).filter(|_| unexplained(answer, need).is_none())
+            free_gain(&question, answer, certain).filter(|_| answer.unexplained(need.score.loss).is_none())
         {
             self.belief = format!("{why}: tried without a change of engines");
             self.suggested = Some((question.pool, limits, why));
@@ -147,7 +144,7 @@ impl EngineTuner {
             return;
         }
         let Some(best) = best else {
-            self.belief = match unexplained(answer, need) {
+            self.belief = match answer.unexplained(need.score.loss) {
                 Some(why) => format!("{why}, and the engines show no reason for it"),
                 None => "no change of a flag is expected to help".to_owned(),
             };
@@ -208,7 +205,7 @@ impl EngineTuner {
 
     /// The change with the largest certain gain.
     fn best(&self, question: &Question, answer: &Answer, need: &Need) -> Option<Best> {
-        let unexplained = unexplained(answer, need);
+        let unexplained = answer.unexplained(need.score.loss);
         let Some(now) = answer.now.filter(|_| unexplained.is_none()) else {
             let (flag, up, why) = need.advice.as_ref()?;
             let value = *question.flags.get(flag)?;
@@ -301,11 +298,4 @@ fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };
     let others = absence + (changed - absence) * share;
     absence * absent.as_secs_f64() + others * lasts * (count - 1.0)
-}
-
-/// In words that the simulation does not show what is measured, if so.
-fn unexplained(answer: &Answer, need: &Need) -> Option<String> {
-    let (shown, measured) = (answer.now?.loss, need.score.loss);
-    let is_shown = shown >= SHOWN * measured;
-    (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
 }

@@ -1,14 +1,14 @@
 //! What the slow layer of the tuner sees and orders: plain data between [`EngineTuner`](crate::EngineTuner) and its caller.
 //!
 //! The caller looks about once a second, carries out every [`Order`], and reports what came of it: an answer for each
-//! [`Order::Simulate`], a [`Restarted`] for each [`Order::Restart`].
+//! [`Order::Simulate`] and [`Order::SimulateLimits`], a [`Restarted`] for each [`Order::Restart`].
 
 use std::time::Duration;
 
 use crate::arms::Arms;
 use crate::event::Acting;
 use crate::flags::{EngineFlag, Flags};
-use crate::forecast::Question;
+use crate::forecast::{LimitsQuestion, Question};
 use crate::limits::{Limits, PoolLimits};
 use crate::proof::Load;
 use crate::window::Score;
@@ -104,6 +104,8 @@ pub struct Look<'a> {
 pub enum Order {
     /// Simulate, with the requests of the last minutes put in.
     Simulate(Question),
+    /// Simulate other limits.
+    SimulateLimits(LimitsQuestion),
     /// Restart an engine with another value of a flag.
     Restart {
         /// `pool/backend`.

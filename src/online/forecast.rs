@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{EngineFlag, Flags};
-use crate::limits::PoolLimits;
+use crate::limits::{Limits, PoolLimits};
 use crate::recent::RecentRequest;
 
 /// Standard deviation of realised over forecast gains. The simulator's latencies on machines it was not fitted to are off by up to
@@ -21,6 +21,9 @@ const SPREAD: f64 = 0.2;
 const SPREAD_COUNTS: f64 = 4.0;
 /// Standard deviations to the lower bound of a gain.
 pub(crate) const BOUND: f64 = 2.0;
+/// A simulation of the settings in force must show at least this share of the loss that is measured. It does not where clients
+/// wait for one response before they send the next request: they would send more if the engines served more.
+const SHOWN: f64 = 1.0 / 3.0;
 /// The most changes that are remembered.
 const REMEMBERED: usize = 100;
 
@@ -52,6 +55,20 @@ pub struct Question {
     pub requests: Vec<RecentRequest>,
 }
 
+/// Other limits of pools that serve the same traffic, which shall be simulated. The answer needs [`Answer::now`] and
+/// [`Answer::candidates`] only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitsQuestion {
+    /// The pools.
+    pub pools: Vec<String>,
+    /// Their limits now.
+    pub now: Limits,
+    /// The same after each change.
+    pub candidates: Vec<Limits>,
+    /// The requests.
+    pub requests: Vec<RecentRequest>,
+}
+
 /// What requests would experience.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
@@ -78,6 +95,15 @@ pub struct Answer {
     pub unchanged: Vec<Option<Forecast>>,
     /// The time in which the requests arrived.
     pub span: Duration,
+}
+
+impl Answer {
+    /// In words that the simulation does not show the loss that is measured, if so.
+    pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
+        let shown = self.now?.loss;
+        let is_shown = shown >= SHOWN * measured;
+        (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
+    }
 }
 
 /// A change that was measured.

@@ -44,7 +44,9 @@ impl Group {
         let target = own().map(|pool| pool.slo.attainment).fold(0.0, f64::max);
         let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
-        let controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
+        let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
+        let described = &config.tuner.simulation;
+        controller.set_simulates(described.gpu.is_some() && described.model.is_some());
         let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
         Self { pools: pools.clone(), controller, has_objectives, engines: BTreeMap::new() }
     }

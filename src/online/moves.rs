@@ -35,8 +35,11 @@ const MUCH: f64 = 0.05;
 const IDLE: f64 = 0.25;
 /// Slots for this many times the demand: it varies, and requests take longer the more there are.
 const DEMAND_MARGIN: f64 = 1.5;
-/// Slots are not lowered below this many times the demand.
+/// Slots are not lowered below this many times the demand ..
 const NEED_MARGIN: f64 = 1.15;
+/// .. nor below the demand of all backends together and this many times its square root: requests that arrive at random are as many
+/// at once in 2 % of the time.
+const NEED_DEVIATIONS: f64 = 2.0;
 /// Slots are not lowered below this many times the sequences of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
 /// A boundary stays below this share of the context limit of the engines below it: the output needs room, too.
@@ -263,7 +266,10 @@ impl Proposer<'_> {
         let used = f64::from(own.slots.min(self.seen.usage.slots_peak));
         // Below what the load needs, a queue grows without end. Where it needs more than there is, engines are overloaded, and
         // fewer sequences at once may be faster.
-        let needed = self.seen.demand().filter(|needed| *needed < used).map_or(0.0, |needed| needed * NEED_MARGIN);
+        let backends = self.seen.usage.in_rotation.max(1) as f64;
+        let with_margin =
+            |demand: f64| (demand * NEED_MARGIN).max(demand + NEED_DEVIATIONS * (demand / backends).sqrt());
+        let needed = self.seen.demand().filter(|needed| *needed < used).map_or(0.0, with_margin);
         // A request that takes more sequences than a backend has slots would be refused.
         let widest = f64::from(self.seen.widest) * WIDEST_MARGIN;
         let slots = (used / self.step(Knob::Slots).sqrt()).max(needed).max(widest).round() as u32;

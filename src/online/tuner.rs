@@ -170,6 +170,9 @@ impl Tuner {
         if self.end_trial(observer, now) && !orders.contains(&Order::Configure) {
             orders.push(Order::Configure);
         }
+        for Group { controller, .. } in &mut self.groups {
+            orders.extend(controller.question(|| observer.recent()).map(Order::SimulateLimits));
+        }
         self.after_engines(engines, orders, observer, now)
     }
 
@@ -181,6 +184,18 @@ impl Tuner {
         let Some(Group { pools, controller, .. }) = self.groups.iter_mut().find(tries) else { return false };
         let action = controller.stand_back(now, "a change of its engines has begun");
         carry_out(&action, pools, observer, now)
+    }
+
+    /// A simulation of other limits of these pools has ended. Returns whether other [`limits`](Self::limits) shall be in force now.
+    pub fn limits_answered(&mut self, asked: &[String], answer: &Answer, observer: &Observer, now: Duration) -> bool {
+        let Some(group) = self.groups.iter_mut().find(|group| group.controller.names() == asked) else { return false };
+        let action = group.controller.answered(answer, now);
+        carry_out(&action, &group.pools, observer, now)
+    }
+
+    /// From now on changes of limits are simulated before they are tried, also where the configuration describes no engine.
+    pub fn simulate_limits(&mut self) {
+        self.groups.iter_mut().for_each(|group| group.controller.set_simulates(true));
     }
 
     /// A simulation that was ordered has ended. Returns whether other [`limits`](Self::limits) shall be in force now.

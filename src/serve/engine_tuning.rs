@@ -1,7 +1,7 @@
 //! Carries out what the online tuner wants of engines: restarts through the fleet, and simulations that forecast a change.
 //!
-//! At most one restart and one simulation are under way. A simulation takes a thread for some seconds of CPU time, a few times an
-//! hour at most, and only while objectives are missed.
+//! At most one restart, one simulation of flags and one of limits are under way. A simulation takes a thread for some seconds of CPU
+//! time, and only while objectives are missed: of flags a few times an hour, of limits before each trial.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::app::App;
 use crate::config::{ArgValue, Backend, Target};
 use crate::experiment::Phase;
 use crate::fleet::{EngineView, RestartError, RestartRequest};
-use crate::lab::forecast::forecast;
+use crate::lab::forecast::{forecast, forecast_limits};
 use crate::lab::scenario::argv;
 use crate::lab::{EngineSetup, Lab};
 use crate::online::change::EXPERIMENT;
-use crate::online::forecast::{Answer, Question};
+use crate::online::forecast::{Answer, LimitsQuestion, Question};
 use crate::online::{EngineFlag, EngineState, Flags, Load, Order, Restarted};
 use crate::pool::PoolView;
 
@@ -41,6 +41,9 @@ impl App {
                 }
                 Order::Simulate(question) => {
                     tokio::task::spawn_blocking(move || app.simulate(&question));
+                }
+                Order::SimulateLimits(question) => {
+                    tokio::task::spawn_blocking(move || app.simulate_limits(&question));
                 }
             }
         }
@@ -170,6 +173,20 @@ impl App {
             let mut tuner = tuning.tuner.lock();
             let waits = self.why_engines_wait();
             let changed = tuner.answered(&answer, &engines, waits, &tuning.observer, tuning.started.elapsed());
+            (changed, tuner.take_events())
+        };
+        self.follow(changed, events);
+        tuning.save();
+    }
+
+    /// Simulates other limits, and lets the tuner decide.
+    fn simulate_limits(&self, question: &LimitsQuestion) {
+        let tuning = &self.tuning;
+        let seed = question.requests.len() as u64;
+        let answer = self.lab().map_or_else(Answer::default, |lab| forecast_limits(&lab, question, seed));
+        let (changed, events) = {
+            let mut tuner = tuning.tuner.lock();
+            let changed = tuner.limits_answered(&question.pools, &answer, &tuning.observer, tuning.started.elapsed());
             (changed, tuner.take_events())
         };
         self.follow(changed, events);

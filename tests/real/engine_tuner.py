@@ -3,7 +3,8 @@
 Usage: engine_tuner.py ROOT [WHOLE]      (ROOT from ./setup; `./engine_tuner` does both steps)
 
 Both engines start with room for two sequences, which is too few. The tuner restarts one with more, gives it copies of requests,
-compares it with the other, and changes that, too. That takes up to an hour, and is done with WHOLE. Without it, an operator
+compares it with the other, and changes that, too. That takes up to an hour, and is done with WHOLE: for machines with four
+cores or more, since on two the engines slow each other by more than the change gains. Without it, an operator
 freezes the tuner after the copies, and the engine is taken back. No request may fail. The last line is `N passed, N failed`.
 Logs stay in ROOT/engine_tuner/.
 """

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use sluice_bench::result::record::Outcome;
 use sluice_core::meter::slo::Timings;
-use sluice_lab::{Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
+use sluice_lab::{Forecaster, Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
 use sluice_online::forecast::Realised;
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
 
@@ -187,7 +187,7 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
         let (names, labs): (Vec<&str>, Vec<Lab>) = {
             let lab = |(name, fault): &(&'static str, Option<PlantedFault>)| {
                 let mut lab = scenario.lab(&Variant::default())?;
-                lab.forecaster = Some(promises);
+                lab.forecaster = Some(Forecaster { flags: promises, limits: None });
                 let flag = EngineFlag::GpuMemoryUtilization;
                 let plants = (30..=95).filter(|value| *value != 92);
                 lab.plants = plants

@@ -7,7 +7,8 @@
 //!
 //! Every file has the same traffic for 20 minutes and, as variants, limits that are wrong. Each is run with the tuner and without.
 //! The best static setting is that of a grid with the first seed, run with every seed. What counts is the attainment of the
-//! requests that arrive in the second half: the share that met all objectives of the configuration.
+//! requests that arrive in the second half: the share that met all objectives of the configuration. With `--simulate` a change is
+//! simulated before it is tried, as where `tuner.simulation` describes the engines.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use sluice_core::meter::slo::Timings;
-use sluice_lab::{Lab, LabRun, Scenario, Variant, run};
+use sluice_lab::{Forecaster, Lab, LabRun, Scenario, Variant, run};
 
-const USAGE: &str = "limits FILE.. [--seeds N] [--jobs N] [--events] [--no-grid] [--setting KEY=VALUE ..]";
+const USAGE: &str = "limits FILE.. [--seeds N] [--jobs N] [--events] [--no-grid] [--simulate] [--setting KEY=VALUE ..]";
 /// Seconds from which requests count.
 const HALF: f64 = 600.0;
 
@@ -40,12 +41,14 @@ struct Options {
     jobs: usize,
     events: bool,
     grid: bool,
+    /// Whether changes are simulated before they are tried.
+    simulate: bool,
     /// One setting instead of the grid.
     setting: Vec<String>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut options = Options { seeds: 1, jobs: 2, events: false, grid: true, setting: Vec::new() };
+    let mut options = Options { seeds: 1, jobs: 2, events: false, grid: true, simulate: false, setting: Vec::new() };
     let mut files = Vec::new();
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     while let Some(arg) = args.next() {
@@ -54,6 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--jobs" => options.jobs = args.next().ok_or(USAGE)?.parse()?,
             "--events" => options.events = true,
             "--no-grid" => options.grid = false,
+            "--simulate" => options.simulate = true,
             "--setting" => options.setting.push(args.next().ok_or(USAGE)?),
             _ if arg.starts_with("--") => return Err(USAGE.into()),
             _ => files.push(PathBuf::from(arg)),
@@ -109,7 +113,9 @@ fn load(scenario: &Scenario, options: &Options) -> Result<(), Box<dyn std::error
     let mut labs = Vec::new();
     for start in &starts {
         labs.push(with(start, &["tuner.mode=\"off\"".to_owned()])?);
-        labs.push(with(start, &["tuner.mode=\"apply\"".to_owned()])?);
+        let tuned = with(start, &["tuner.mode=\"apply\"".to_owned()])?;
+        let forecaster = tuned.forecaster.map(|by| Forecaster { limits: by.limits.filter(|_| options.simulate), ..by });
+        labs.push(Lab { forecaster, ..tuned });
     }
     let of_starts = means(&labs, options);
     let labs = settings.iter().map(|sets| scenario.lab(&Variant { set: sets.clone(), ..Variant::default() }));

@@ -1,7 +1,7 @@
 //! The slow layer of the online tuner on simulated engines: flags that are wrong are changed by restarts, faults that a change
 //! brings are taken back, and no request is lost.
 
-use crate::setup::{Plant, PlantedFault};
+use crate::setup::{Forecaster, Plant, PlantedFault};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn promises(_: &Lab, question: &Question, _: u64) -> Answer {
 fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
     for fault in [PlantedFault::FailsAbove(2_000), PlantedFault::RefusesToStart, PlantedFault::CrashesAt(3)] {
         let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "12m", (1.5, 0.3), 5);
-        lab.forecaster = Some(promises);
+        lab.forecaster = Some(Forecaster { flags: promises, limits: None });
         let plant = |value| Plant { flag: EngineFlag::GpuMemoryUtilization, value, fault };
         lab.plants = vec![plant(0.87)];
         let run = run(&lab, 1).unwrap();
@@ -99,7 +99,7 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
 #[test]
 fn a_change_of_engines_ends_the_trial_of_limits_that_is_under_way() {
     let mut lab = lab("{ max-num-seqs = 8 }", "[\"gpu-memory-utilization\"]", "4m", (4.8, 0.1), 5);
-    lab.forecaster = Some(promises);
+    lab.forecaster = Some(Forecaster { flags: promises, limits: None });
     let run = run(&lab, 1).unwrap();
     let of = |kind, key: &str| {
         run.tuning.iter().find(|event| event.kind == kind && event.key.contains(key)).map(|event| event.at)
@@ -121,7 +121,7 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
         let mut limits = Limits::of(config);
         (limits.0[0].slots, limits.0[0].prefill_tokens) = (6, Some(600));
         limits.put(config);
-        lab.forecaster = Some(promises);
+        lab.forecaster = Some(Forecaster { flags: promises, limits: None });
         lab.plants = vec![Plant { flag: EngineFlag::GpuMemoryUtilization, value: 0.87, fault }];
         let run = run(&lab, 1).unwrap();
         assert_eq!(kinds(&run), [EventKind::Tried, EventKind::Undone], "{fault:?}: {:#?}", run.tuning);

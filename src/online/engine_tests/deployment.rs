@@ -279,6 +279,7 @@ impl Deployment {
         for order in orders {
             match order {
                 Order::Simulate(question) => self.answer_due = Some(question),
+                Order::SimulateLimits(_) => unreachable!("limits are those of the fast layer"),
                 Order::Configure => self.arms = Arms::new(self.now),
                 Order::Restart { engine, value, .. } => {
                     let backend = engine.strip_prefix("all/").unwrap();

@@ -1,0 +1,338 @@
+//! Which change of limits is tried next: the most promising one, or what a simulation says.
+//!
+//! A trial costs requests where it does harm. So where this deployment can be simulated, a change that would do harm is not tried, nor
+//! one that would hardly help; of the others, the one that would help most is tried first. Those that are not tried rest as if
+//! they had been tried in vain. If the simulation does not show the loss that is measured, it only keeps from harm: what would help
+//! is not known then.
+
+use std::time::Duration;
+
+use crate::controller::{Action, Controller, State};
+use crate::event::{Acting, Event, EventKind, Proposal};
+use crate::forecast::{Answer, BOUND, LimitsQuestion};
+use crate::limits::{Knob, Limits};
+use crate::moves::{Direction, Move, candidates};
+use crate::recent::RecentRequest;
+use crate::window::{Score, Window};
+
+/// A simulation without an answer for so long has failed.
+const ANSWERED: Duration = Duration::from_secs(60);
+/// The most changes that are simulated at once, the most promising ones.
+const MOVES_MAX: usize = 6;
+/// The requests that are simulated: those of the last minutes, under the present load.
+const SPAN: Duration = Duration::from_secs(180);
+/// A change helps if the loss falls by this share of it, as after a trial.
+const HELPS: f64 = 0.03;
+
+/// Changes that are being simulated.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// Since when.
+    since: Duration,
+    /// When the window began that showed what is to be improved.
+    window: Duration,
+    moves: Vec<Move>,
+    /// What is to be improved.
+    score: Score,
+    /// Whether the caller was asked.
+    is_ordered: bool,
+}
+
+impl Controller {
+    /// Whether changes are simulated before they are tried.
+    pub(crate) fn set_simulates(&mut self, simulates: bool) {
+        self.simulates = simulates;
+    }
+
+    /// Makes, proposes or simulates what is promising and not blocked. Returns whether a change was made.
+    pub(crate) fn try_next(&mut self, now: Duration, window: &Window, score: Score) -> bool {
+        let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
+        let all = candidates(window, &self.limits, &self.bounds, &self.steps);
+        // What was suggested was simulated.
+        let suggested = self.suggested.take().filter(is_open);
+        let known = suggested.is_some();
+        let open: Vec<Move> = suggested.into_iter().chain(all.into_iter().filter(is_open)).collect();
+        if self.simulates && !known && !open.is_empty() {
+            self.ask(now, window.from, open, score);
+            return false;
+        }
+        self.try_first(now, open, score)
+    }
+
+    /// Makes or proposes the first of these changes. Returns whether it was made.
+    fn try_first(&mut self, now: Duration, moves: Vec<Move>, score: Score) -> bool {
+        let Some(step) = moves.into_iter().next() else {
+            self.belief.1 += "; what may help was tried and did not";
+            self.proposal = None;
+            self.stuck_since.get_or_insert(now);
+            return false;
+        };
+        if self.acting != Acting::Acts {
+            // What it proposes may never be made; engines need not wait for that.
+            self.stuck_since.get_or_insert(now);
+        }
+        match self.acting {
+            Acting::Acts => self.make(now, step, score),
+            Acting::Proposes | Acting::WaitsForApproval => self.propose(now, step, score),
+        }
+        self.acting == Acting::Acts
+    }
+
+    fn propose(&mut self, now: Duration, step: Move, score: Score) {
+        let is_known = self.proposal.as_ref().is_some_and(|(_, known, _)| known.direction == step.direction);
+        if is_known {
+            return;
+        }
+        self.proposals += 1;
+        let Direction { pool, knob, .. } = step.direction;
+        let show = |limits: &Limits| limits.0[pool].show(knob);
+        let proposal = Proposal {
+            id: self.proposals,
+            key: self.key(step.direction),
+            values: (show(&self.limits), show(&step.to)),
+            why: step.why.clone(),
+        };
+        let event = |proposal: Proposal| Event {
+            at: now.as_secs_f64(),
+            kind: EventKind::Proposed,
+            key: proposal.key,
+            values: proposal.values,
+            why: proposal.why,
+        };
+        self.events.push(event(proposal.clone()));
+        self.proposal = Some((proposal, step, score));
+    }
+
+    /// Has these changes simulated. One permit for long prompts is often far better than two, which are no better than many.
+    fn ask(&mut self, now: Duration, window: Duration, mut moves: Vec<Move>, score: Score) {
+        moves.truncate(MOVES_MAX);
+        let fewest = |step: &Move| {
+            let Direction { pool, knob, up } = step.direction;
+            let (threshold, permits) = step.to.0[pool].long?;
+            let least = self.bounds.permits.0;
+            (knob == Knob::Permits && !up && permits > least).then(|| {
+                let mut far = step.clone();
+                far.to.0[pool].long = Some((threshold, least));
+                far
+            })
+        };
+        let far: Vec<Move> = moves.iter().filter_map(fewest).collect();
+        moves.extend(far);
+        self.state = State::Asking(Box::new(Asked { since: now, window, moves, score, is_ordered: false }));
+    }
+
+    /// What shall be simulated, once. `recent`: the requests of the last minutes.
+    pub(crate) fn question(&mut self, recent: impl FnOnce() -> Vec<RecentRequest>) -> Option<LimitsQuestion> {
+        let State::Asking(asked) = &mut self.state else { return None };
+        if std::mem::replace(&mut asked.is_ordered, true) {
+            return None;
+        }
+        // Of those that arrived later, only the fast ones have ended.
+        let until = asked.since.saturating_sub(self.horizon);
+        let from = until.saturating_sub(SPAN).max(self.load_since.min(asked.window));
+        let requests = recent().into_iter().filter(|request| (from..until).contains(&request.at)).collect();
+        let candidates = asked.moves.iter().map(|step| step.to.clone()).collect();
+        Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests })
+    }
+
+    /// The simulation has ended.
+    pub(crate) fn answered(&mut self, answer: &Answer, now: Duration) -> Action {
+        let State::Asking(asked) = &mut self.state else { return Action::Wait };
+        let (moves, score) = (std::mem::take(&mut asked.moves), asked.score);
+        self.state = State::Watching;
+        let Some(before) = answer.now.filter(|now| now.loss.is_finite()) else {
+            return self.choose(now, moves, score);
+        };
+        let explains = answer.unexplained(score.loss).is_none();
+        let (mut chosen, mut resting, mut said) =
+            (Vec::new(), Vec::new(), format!("simulated: loss {:.3} now", before.loss));
+        for (at, mut step) in moves.into_iter().enumerate() {
+            let Some(forecast) = answer.candidates.get(at).copied().flatten().filter(|one| one.loss.is_finite()) else {
+                chosen.push((0.0, step));
+                continue;
+            };
+            let gain = before.loss - forecast.loss;
+            let shown = self.show(&step, &self.limits);
+            said += &format!("; {:.3} with {shown}", forecast.loss);
+            let least = HELPS * before.loss;
+            let does_harm = -gain > (BOUND * forecast.error).max(least);
+            if does_harm || (explains && gain < least.max(forecast.error)) {
+                resting.push(step.direction);
+                continue;
+            }
+            step.why += &format!("; simulated: loss {:.3} after {:.3}", forecast.loss, before.loss);
+            chosen.push((if explains { gain } else { 0.0 }, step));
+        }
+        // Unless a longer step in the same direction helps.
+        resting.retain(|direction| !chosen.iter().any(|(_, step): &(f64, Move)| step.direction == *direction));
+        resting.sort_unstable();
+        resting.dedup();
+        for direction in resting {
+            self.blocks.close(direction, now);
+            self.steps.refine(direction.pool, direction.knob);
+        }
+        // Of equals, the most promising one stays first.
+        chosen.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let key = format!("pool.{}", self.names.join(","));
+        let at = now.as_secs_f64();
+        self.events.push(Event { at, kind: EventKind::Forecast, key, values: Default::default(), why: said });
+        self.choose(now, chosen.into_iter().map(|(_, step)| step).collect(), score)
+    }
+
+    /// Goes on without an answer if there was none for long.
+    pub(crate) fn await_answer(&mut self, now: Duration, asked: Box<Asked>) -> Action {
+        if now < asked.since + ANSWERED {
+            self.state = State::Asking(asked);
+            return Action::Wait;
+        }
+        self.choose(now, asked.moves, asked.score)
+    }
+
+    /// Makes or proposes the first of these changes.
+    fn choose(&mut self, now: Duration, moves: Vec<Move>, score: Score) -> Action {
+        match self.try_first(now, moves, score) {
+            true => Action::Apply,
+            false => Action::Wait,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forecast::Forecast;
+    use crate::limits::PoolLimits;
+    use crate::loss::{Cause, Judged};
+    use crate::usage::Usage;
+    use crate::window::PoolWindow;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn limits() -> Limits {
+        Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: Some((5_000, 4)), range: (0, None) }])
+    }
+
+    /// A controller that has seen requests lose 0.6 each on the engines, and what it has asked for.
+    fn asks() -> (Controller, Vec<Knob>) {
+        let mut controller =
+            Controller::new(vec!["all".to_owned()], limits(), 0.99, Duration::from_secs(1), Acting::Acts);
+        controller.set_simulates(true);
+        let mut pool = PoolWindow::new(Duration::ZERO);
+        for second in 0..100 {
+            for number in 0..10_u64 {
+                let tokens = if number == 0 { 16_000 } else { 200 };
+                let judged = Judged { loss: 0.6, cause: Some(Cause::Engine), service: Some(1.0) };
+                pool.add(Duration::from_secs(second), tokens, judged);
+            }
+        }
+        pool.usage =
+            Usage { moments: 100, slots_peak: 40, permits_peak: 4, prefill_peak: 40_000, in_rotation: 2, ..pool.usage };
+        let window = Window { from: Duration::ZERO, pools: vec![pool] };
+        assert_eq!(controller.step(NOW, &window), Action::Wait);
+        let question = controller.question(Vec::new).expect("it asks");
+        assert_eq!(controller.question(Vec::new), None, "once");
+        assert_eq!((question.pools, question.now), (vec!["all".to_owned()], limits()));
+        let now = limits().0[0];
+        let knob = |to: &Limits| Knob::ALL.into_iter().find(|knob| to.0[0].show(*knob) != now.show(*knob)).unwrap();
+        let knobs: Vec<Knob> = question.candidates.iter().map(knob).collect();
+        assert_eq!(knobs[..2], [Knob::Permits, Knob::PrefillTokens], "the most promising first");
+        assert!(knobs.contains(&Knob::Slots), "{knobs:?}");
+        (controller, knobs)
+    }
+
+    /// An answer with `now`, and a loss for each knob.
+    fn answer(now: f64, knobs: &[Knob], loss: impl Fn(Knob) -> f64) -> Answer {
+        let of = |loss: f64| Forecast { loss, error: 0.01, attainment: 1.0 - loss };
+        let candidates = knobs.iter().map(|knob| Some(of(loss(*knob)))).collect();
+        Answer { now: Some(of(now)), candidates, ..Answer::default() }
+    }
+
+    /// The knob that is tried.
+    fn tried(controller: &mut Controller) -> Option<Knob> {
+        let event = controller.take_events().into_iter().find(|event| event.kind == EventKind::Tried)?;
+        Knob::ALL.into_iter().find(|knob| event.key == format!("pool.all.{}", knob.key()))
+    }
+
+    #[test]
+    fn what_helps_most_in_a_simulation_is_tried_first() {
+        let (mut controller, knobs) = asks();
+        let answer = answer(0.5, &knobs, |knob| if knob == Knob::Slots { 0.1 } else { 0.4 });
+        assert_eq!(controller.answered(&answer, NOW), Action::Apply);
+        let events = controller.take_events();
+        assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Forecast, EventKind::Tried]);
+        assert!(events[0].why.contains("0.100 with pool.all.slots"), "{}", events[0].why);
+        assert!(events[1].key.ends_with(".slots") && events[1].why.ends_with("simulated: loss 0.100 after 0.500"));
+        assert_eq!(controller.answered(&answer, NOW), Action::Wait, "answered twice");
+        assert!(controller.is_trying());
+    }
+
+    #[test]
+    fn what_does_not_help_in_a_simulation_is_not_tried_and_rests() {
+        let (mut controller, knobs) = asks();
+        assert_eq!(controller.answered(&answer(0.5, &knobs, |_| 0.49), NOW), Action::Wait);
+        assert_eq!((tried(&mut controller), controller.stuck_since()), (None, Some(NOW)));
+        let blocked = controller.blocked();
+        assert!(blocked.iter().all(|(.., left)| (*left - 300.0).abs() < 1e-9), "once each: {blocked:?}");
+        let directions: std::collections::BTreeSet<_> = knobs.into_iter().collect();
+        assert_eq!(blocked.len(), directions.len());
+        assert!(!controller.is_trying());
+    }
+
+    #[test]
+    fn one_permit_is_simulated_beside_a_step_towards_it() {
+        let (mut controller, knobs) = asks();
+        assert_eq!((knobs[0], knobs.last()), (Knob::Permits, Some(&Knob::Permits)));
+        let mut answer = answer(0.5, &knobs, |_| 0.5);
+        answer.candidates.last_mut().unwrap().as_mut().unwrap().loss = 0.1;
+        assert_eq!(controller.answered(&answer, NOW), Action::Apply);
+        assert_eq!(controller.limits().0[0].long, Some((5_000, 1)));
+        assert!(controller.blocked().iter().all(|(key, ..)| !key.ends_with("long_prefix.slots")));
+    }
+
+    #[test]
+    fn a_simulation_that_does_not_show_the_loss_only_keeps_from_harm() {
+        let (mut controller, knobs) = asks();
+        let harm = |knob| if knob == Knob::Permits { 0.3 } else { 0.1 };
+        assert_eq!(controller.answered(&answer(0.1, &knobs, harm), NOW), Action::Apply);
+        assert_eq!(tried(&mut controller), Some(Knob::PrefillTokens), "the most promising one that does no harm");
+        let blocked: Vec<_> = controller.blocked().into_iter().map(|(key, ..)| key).collect();
+        assert_eq!(blocked, ["pool.all.long_prefix.slots"]);
+    }
+
+    #[test]
+    fn without_an_answer_it_tries_as_without_simulations() {
+        let (mut controller, _) = asks();
+        assert_eq!(controller.answered(&Answer::default(), NOW), Action::Apply);
+        assert_eq!(tried(&mut controller), Some(Knob::Permits));
+
+        let (mut controller, _) = asks();
+        let window = Window { from: NOW, pools: vec![PoolWindow::new(NOW)] };
+        assert_eq!(controller.step(NOW + ANSWERED - Duration::from_secs(1), &window), Action::Wait);
+        assert_eq!(controller.step(NOW + ANSWERED, &window), Action::Apply);
+        assert_eq!(tried(&mut controller), Some(Knob::Permits));
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_it_has_stood_back_is_not_heeded() {
+        let (mut controller, knobs) = asks();
+        controller.stand_back(NOW, "a change of its engines has begun");
+        assert_eq!(controller.answered(&answer(0.5, &knobs, |_| 0.1), NOW), Action::Wait);
+        assert_eq!((tried(&mut controller), controller.limits()), (None, &limits()));
+    }
+
+    #[test]
+    fn requests_of_the_last_minutes_are_simulated_without_those_that_may_not_have_ended() {
+        let (mut controller, _) = asks();
+        let State::Asking(asked) = &mut controller.state else { panic!("it asks") };
+        (asked.is_ordered, asked.since) = (false, 10 * NOW);
+        controller.load_since = Duration::ZERO;
+        let recent = || {
+            (0..1_000)
+                .map(|second| RecentRequest { at: Duration::from_secs(second), prompt: 1, output: 1, model: None })
+                .collect()
+        };
+        let at: Vec<Duration> = controller.question(recent).unwrap().requests.iter().map(|one| one.at).collect();
+        let last = 10 * NOW - Duration::from_secs(1);
+        assert_eq!((at[0], *at.last().unwrap()), (last - SPAN, last - Duration::from_secs(1)));
+    }
+}
