@@ -64,6 +64,12 @@ pub enum TunerError {
         /// The mode in force.
         mode: String,
     },
+    /// It makes no changes now.
+    #[error("the tuner makes no changes now: it is frozen, {why}; approve again once it goes on")]
+    Frozen {
+        /// Why.
+        why: String,
+    },
     /// There is no such proposal.
     #[error("there is no proposal {id} (now there are: {}); see `sluice tuner show`", if known.is_empty() { "none" } else { known })]
     UnknownProposal {
@@ -77,7 +83,7 @@ pub enum TunerError {
 impl TunerError {
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self {
-            Self::NotWaiting { .. } => (StatusCode::CONFLICT, "not_waiting"),
+            Self::NotWaiting { .. } | Self::Frozen { .. } => (StatusCode::CONFLICT, "not_waiting"),
             Self::UnknownProposal { .. } => (StatusCode::NOT_FOUND, "no_such_proposal"),
         }
     }

@@ -39,6 +39,8 @@ const MEASURED: Duration = Duration::from_secs(30);
 const MEASURED_SOON: Duration = Duration::from_secs(10);
 /// The longest time in which a verdict is reached; after it, fewer requests must do, down to [`REQUESTS_SOON`].
 const MEASURED_MAX: Duration = Duration::from_secs(120);
+/// After so long with too few requests for a verdict, it begins anew.
+const QUIET: Duration = Duration::from_secs(1_200);
 /// The loss at which a first look is enough to try something.
 const GROSS_LOSS: f64 = 0.5;
 /// A gain must be this share of the loss.
@@ -91,7 +93,7 @@ pub enum Action {
     Wait,
     /// Begin a new window of observation.
     Begin,
-    /// The same, because this one has ended without a change. What it showed is in [`Controller::belief`].
+    /// The same, because this one was long enough. What it showed is in [`Controller::belief`].
     Renew,
     /// Put [`Controller::limits`] in force, and begin a new window.
     Apply,
@@ -118,7 +120,7 @@ pub struct Controller {
     pub(crate) horizon: Duration,
     pub(crate) limits: Limits,
     /// Limits that a simulation has shown to be better.
-    pub(crate) suggested: Option<Move>,
+    pub(crate) suggested: Option<(usize, PoolLimits, String)>,
     /// Whether changes are simulated before they are tried.
     pub(crate) simulates: bool,
     pub(crate) state: State,
@@ -177,30 +179,29 @@ impl Controller {
 
     /// Its engines have changed, and these limits of the pool at this position are a part of that.
     pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
-        if let State::Measuring(trial) | State::Settling(_, _, Some(trial)) = &self.state {
-            // It was never judged.
-            self.limits = trial.before.clone();
-        }
         // Boundaries belong to the pools beside, too.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
-        self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, None);
+        self.pause(now);
         Action::Begin
     }
 
     /// These limits of the pool at this position are tried next: a simulation has shown that they are better.
     pub fn suggest(&mut self, pool: usize, limits: PoolLimits, why: &str) {
-        let mut all = self.kept_limits().clone();
-        let now = all.0[pool];
-        let to = PoolLimits { range: now.range, ..limits };
-        let Some(knob) = Knob::ALL.into_iter().find(|knob| to.show(*knob) != now.show(*knob)) else { return };
-        all.0[pool] = to;
-        let direction = Direction { pool, knob, up: true };
-        self.suggested = Some(Move { direction, to: all, why: why.to_owned() });
+        self.suggested = Some((pool, limits, why.to_owned()));
     }
 
     /// Puts limits in force that an earlier controller of the same pools kept.
-    pub fn restore(&mut self, limits: Limits) {
+    pub fn restore(&mut self, limits: Limits, now: Duration) {
         self.limits = limits;
+        (self.proposal, self.approved) = (None, None);
+        self.pause(now);
+    }
+
+    /// Forgets what it tries or is about to: limits stay as they are while engines change.
+    pub fn pause(&mut self, now: Duration) {
+        self.suggested = None;
+        self.latest = now;
+        self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, None);
     }
 
     /// Changes what it may do. What is being tried is undone if it may no longer act.
@@ -281,7 +282,8 @@ impl Controller {
         let gross = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON && score.loss >= GROSS_LOSS;
         if !(enough || late || gross) {
             score.describe_before_verdict(&mut self.belief);
-            return Action::Wait;
+            // A window is bounded, and hours without requests say nothing about those that follow.
+            return if measured >= QUIET { Action::Begin } else { Action::Wait };
         }
         self.compare_load(&score, window);
         // Nor for the sake of a miss that may be chance.
@@ -295,7 +297,7 @@ impl Controller {
         // An operator may be reading a proposal.
         let waits = self.acting != Acting::Acts && self.proposal.is_some() && measured < MEASURED_MAX;
         if is_met {
-            (self.proposal, self.stuck_since) = (None, None);
+            (self.proposal, self.suggested, self.stuck_since) = (None, None, None);
         } else if !waits && self.try_next(now, window, score) {
             return Action::Apply;
         }
@@ -414,6 +416,15 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_night_with_few_requests_begins_a_new_window() {
+        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
+        let mut controller = Controller::new(vec!["all".to_owned()], limits, 0.99, SETTLE.0, Acting::Acts);
+        let window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
+        let begins = |second: &u64| controller.step(Duration::from_secs(*second), &window) == Action::Begin;
+        assert_eq!((1..3_600).find(begins).map(Duration::from_secs), Some(QUIET + SETTLE.0));
+    }
 
     #[test]
     fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::controller::{Action, Controller, State};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::forecast::{Answer, BOUND, LimitsQuestion};
-use crate::limits::{Knob, Limits};
+use crate::limits::{Knob, Limits, PoolLimits};
 use crate::moves::{Direction, Move, candidates};
 use crate::recent::RecentRequest;
 use crate::window::{Score, Window};
@@ -49,7 +49,7 @@ impl Controller {
         let is_open = |step: &Move| self.blocks.is_open(step.direction, now);
         let all = candidates(window, &self.limits, &self.bounds, &self.steps);
         // What was suggested was simulated.
-        let suggested = self.suggested.take().filter(is_open);
+        let suggested = self.suggested.take().and_then(|suggested| self.step_to(suggested)).filter(is_open);
         let known = suggested.is_some();
         let open: Vec<Move> = suggested.into_iter().chain(all.into_iter().filter(is_open)).collect();
         if self.simulates && !known && !open.is_empty() {
@@ -57,6 +57,16 @@ impl Controller {
             return false;
         }
         self.try_first(now, open, score)
+    }
+
+    /// The step to limits that were suggested, if they are others than those in force.
+    fn step_to(&self, (pool, limits, why): (usize, PoolLimits, String)) -> Option<Move> {
+        let mut to = self.limits.clone();
+        let now = to.0[pool];
+        to.0[pool] = PoolLimits { range: now.range, ..limits };
+        let knob = Knob::ALL.into_iter().find(|knob| to.0[pool].value(*knob) != now.value(*knob))?;
+        let up = to.0[pool].value(knob) > now.value(knob);
+        Some(Move { direction: Direction { pool, knob, up }, to, why })
     }
 
     /// Makes or proposes the first of these changes. Returns whether it was made.
@@ -201,7 +211,6 @@ impl Controller {
 mod tests {
     use super::*;
     use crate::forecast::Forecast;
-    use crate::limits::PoolLimits;
     use crate::loss::{Cause, Judged};
     use crate::usage::Usage;
     use crate::window::PoolWindow;
@@ -310,6 +319,19 @@ mod tests {
         assert_eq!(controller.step(NOW + ANSWERED - Duration::from_secs(1), &window), Action::Wait);
         assert_eq!(controller.step(NOW + ANSWERED, &window), Action::Apply);
         assert_eq!(tried(&mut controller), Some(Knob::Permits));
+    }
+
+    #[test]
+    fn limits_that_were_suggested_leave_those_of_other_pools_as_they_are_by_then() {
+        let pools = Limits([limits().0, limits().0].concat());
+        let names = vec!["one".to_owned(), "two".to_owned()];
+        let mut controller = Controller::new(names, pools, 0.99, Duration::from_secs(1), Acting::Acts);
+        let suggested = PoolLimits { prefill_tokens: Some(9_000), ..limits().0[0] };
+        controller.suggest(1, suggested, "simulated");
+        controller.limits.0[0].slots = 99;
+        let step = controller.suggested.take().and_then(|suggested| controller.step_to(suggested)).unwrap();
+        assert_eq!((step.to.0[0].slots, step.to.0[1]), (99, suggested));
+        assert_eq!(step.direction, Direction { pool: 1, knob: Knob::PrefillTokens, up: false });
     }
 
     #[test]

@@ -9,9 +9,9 @@ use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Look, Need, Order};
 use crate::engine_saved::Closed;
 use crate::engine_tuner::{
-    ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, COPIES, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
+    ASK_INTERVAL, ASK_INTERVAL_MAX, ASSUMED, CLOSED, COPIES, DWELL, EngineTuner, GAIN, GAIN_MIN, PAYS, RESTART, State,
 };
-use crate::event::{Acting, Event, EventKind};
+use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::flags::{EngineFlag, Flags};
 use crate::forecast::{Answer, Candidate, Question};
 use crate::limits::PoolLimits;
@@ -35,21 +35,24 @@ impl EngineTuner {
             self.belief = why.clone();
             return;
         }
-        if std::mem::take(&mut self.approved)
-            && let Some((_, change)) = self.proposal.take()
-            && self.may_begin(look, &change)
-        {
-            self.begin(look, change);
+        let is_approved = |(proposal, _): &&(Proposal, EngineChange)| self.approved == Some(proposal.id);
+        if let Some((proposal, change)) = self.proposal.as_ref().filter(is_approved).cloned() {
+            self.belief.clone_from(&proposal.why);
+            // Until it may begin, it stays approved.
+            if look.acting != Acting::Proposes && self.may_begin(look, &change) {
+                self.begin(look, change);
+            }
             return;
         }
         let waits = |need: &&Need| need.since.is_some_and(|since| look.now >= since + self.rules.missed_for);
-        let Some(need) = look.needs.iter().find(waits) else {
+        let needs: Vec<&Need> = look.needs.iter().filter(waits).collect();
+        if needs.is_empty() {
             "objectives are met, or limits of the gateway may still help".clone_into(&mut self.belief);
             self.proposal = None;
             return;
-        };
+        }
         let mut why_not = String::new();
-        for pool in &need.pools {
+        for (need, pool) in needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))) {
             match self.question(look, need, pool) {
                 Ok(question) => {
                     self.asked = Some(question.clone());
@@ -113,10 +116,14 @@ impl EngineTuner {
 
     /// The simulation has ended.
     pub fn answered(&mut self, answer: &Answer, look: &Look<'_>) {
-        let Some(question) = self.asked.take() else { return };
         if !matches!(self.state, State::Simulating(_)) {
             return;
         }
+        let Some(question) = self.asked.take() else {
+            // It concerned another configuration.
+            self.state = State::Watching(look.now);
+            return;
+        };
         let (key, before) = (format!("pool.{}.engine", question.pool), self.events.len());
         self.decide(question, answer, look);
         if self.events.len() == before {
@@ -128,6 +135,14 @@ impl EngineTuner {
     fn decide(&mut self, question: Question, answer: &Answer, look: &Look<'_>) {
         self.state = State::Watching(look.now + ASK_INTERVAL);
         let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
+        let limits_of =
+            |pool: &String| need.pools.iter().position(|own| own == pool).and_then(|at| need.in_force.get(at));
+        if need.since.is_none() || question.limits.iter().any(|(pool, limits)| limits_of(pool) != Some(limits)) {
+            "objectives are met or limits have changed since the simulation began".clone_into(&mut self.belief);
+            self.state = State::Watching(look.now);
+            self.proposal = None;
+            return;
+        }
         let lasted = look.now.saturating_sub(need.load_since);
         // No request is simulated twice, and what does not pay yet pays only when the load has lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
@@ -135,9 +150,13 @@ impl EngineTuner {
         let answer = &self.pooled.add(&question, answer);
         let best = self.best(&question, answer, need);
         let certain = best.as_ref().map_or(0.0, |best| best.certain);
-        if let Some((limits, why)) =
-            free_gain(&question, answer, certain).filter(|_| answer.unexplained(need.score.loss).is_none())
-        {
+        self.suggestions.retain(|(.., until)| look.now < *until);
+        let is_new = |(limits, _): &(PoolLimits, String)| {
+            !self.suggestions.iter().any(|(pool, known, _)| *pool == question.pool && known == limits)
+        };
+        let free = free_gain(&question, answer, certain).filter(is_new);
+        if let Some((limits, why)) = free.filter(|_| answer.unexplained(need.score.loss).is_none()) {
+            self.suggestions.push((question.pool.clone(), limits, look.now + CLOSED));
             self.belief = format!("{why}: tried without a change of engines");
             self.suggested = Some((question.pool, limits, why));
             self.proposal = None;
@@ -246,6 +265,24 @@ impl EngineTuner {
                 Some(Best { candidate: *one, certain, forecast: Some(measured), why })
             });
         each.filter(|best| best.certain > 0.0).max_by(|one, other| one.certain.total_cmp(&other.certain))
+    }
+
+    fn propose(&mut self, now: Duration, change: EngineChange) {
+        let what = |change: &EngineChange| (change.flag, change.to, change.limits);
+        let is_known = |(_, known): &(Proposal, EngineChange)| what(known) == what(&change);
+        if self.proposal.as_ref().is_some_and(is_known) {
+            return;
+        }
+        let values = (change.flag.show(change.from), change.flag.show(change.to));
+        let proposal = Proposal { id: change.number, key: change.key(), values, why: self.belief.clone() };
+        self.events.push(Event {
+            at: now.as_secs_f64(),
+            kind: EventKind::Proposed,
+            key: proposal.key.clone(),
+            values: proposal.values.clone(),
+            why: proposal.why.clone(),
+        });
+        self.proposal = Some((proposal, change));
     }
 
     /// Whether a change may begin now; if not, says why.

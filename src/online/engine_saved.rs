@@ -20,6 +20,15 @@ pub struct SavedEngines {
     /// Seconds for which a restart lasts; 0: not known.
     pub(crate) lasts: u64,
     pub(crate) closed: Vec<(Closed, u64)>,
+    /// Why it froze by itself.
+    #[serde(default)]
+    pub(crate) frozen: Option<String>,
+    /// Misses that changes have caused.
+    #[serde(default)]
+    pub(crate) spent: f64,
+    /// The restarts of the last hour: how many seconds ago.
+    #[serde(default)]
+    pub(crate) restarts: Vec<u64>,
 }
 
 /// A value that failed.

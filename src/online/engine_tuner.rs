@@ -106,7 +106,8 @@ pub struct EngineTuner {
     pub(crate) state: State,
     pub(crate) change: Option<EngineChange>,
     pub(crate) proposal: Option<(Proposal, EngineChange)>,
-    pub(crate) approved: bool,
+    /// The proposal that an operator has approved.
+    pub(crate) approved: Option<u64>,
     pub(crate) asked: Option<Question>,
     pub(crate) trust: Trust,
     pub(crate) numbers: u64,
@@ -136,6 +137,8 @@ pub struct EngineTuner {
     pub(crate) adopted: Option<(String, PoolLimits)>,
     /// A pool, limits that a simulation has shown to be better without a change, and why.
     pub(crate) suggested: Option<(String, PoolLimits, String)>,
+    /// Those that were suggested, and until when they are not suggested again.
+    pub(crate) suggestions: Vec<(String, PoolLimits, Duration)>,
     pub(crate) belief: String,
     pub(crate) events: Vec<Event>,
 }
@@ -148,7 +151,7 @@ impl EngineTuner {
             state: State::Watching(Duration::ZERO),
             change: None,
             proposal: None,
-            approved: false,
+            approved: None,
             asked: None,
             trust: Trust::default(),
             numbers: 0,
@@ -167,6 +170,7 @@ impl EngineTuner {
             looked: None,
             adopted: None,
             suggested: None,
+            suggestions: Vec::new(),
             belief: "nothing was observed yet".to_owned(),
             events: Vec::new(),
         }
@@ -200,7 +204,9 @@ impl EngineTuner {
     /// Approves the proposal of that number. Returns whether it is the present one.
     pub fn approve(&mut self, id: u64) -> bool {
         let known = self.proposal().is_some_and(|proposal| proposal.id == id);
-        self.approved |= known;
+        if known {
+            self.approved = Some(id);
+        }
         known
     }
 
@@ -219,6 +225,9 @@ impl EngineTuner {
             failures: self.failures,
             lasts: self.lasts.unwrap_or_default().as_secs(),
             closed: self.closed.iter().map(left).collect(),
+            frozen: self.frozen.clone(),
+            spent: self.spent,
+            restarts: self.restarts.iter().map(|at| now.saturating_sub(*at).as_secs()).collect(),
         }
     }
 
@@ -227,6 +236,10 @@ impl EngineTuner {
     pub fn restore(&mut self, saved: SavedEngines, is_same: bool, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
+        (self.frozen, self.spent) = (saved.frozen, saved.spent);
+        let since = |ago: u64| now.checked_sub(Duration::from_secs(ago));
+        // Those before the start of this gateway's clock count as at its start.
+        self.restarts = saved.restarts.into_iter().map(|ago| since(ago).unwrap_or_default()).collect();
         self.lasts = Some(Duration::from_secs(saved.lasts)).filter(|lasts| !lasts.is_zero());
         let until = |(closed, left): (Closed, u64)| Closed { until: now + Duration::from_secs(left), ..closed };
         self.closed = saved.closed.into_iter().map(until).collect();
@@ -238,8 +251,10 @@ impl EngineTuner {
             change.stage = Stage::Return;
             self.note(now, EventKind::StoodBack, "the gateway was restarted while it was tried".to_owned());
         }
-        if self.change.is_some() {
-            self.restart_next(now);
+        match self.change {
+            Some(_) => self.restart_next(now),
+            // Another gateway may have finished what this one had begun.
+            None => self.state = State::Watching(now),
         }
     }
 
@@ -293,7 +308,8 @@ impl EngineTuner {
 
     /// What was asked, answered and proposed concerns another configuration.
     pub(crate) fn forget(&mut self) {
-        (self.asked, self.proposal, self.approved, self.suggested) = (None, None, false, None);
+        (self.asked, self.proposal, self.approved, self.suggested) = (None, None, None, None);
+        self.suggestions.clear();
         self.pooled = Pooled::default();
     }
 
@@ -359,30 +375,12 @@ impl EngineTuner {
         (look.totals.1 - missed - share * (look.totals.0 - requests)).max(0.0)
     }
 
-    pub(crate) fn propose(&mut self, now: Duration, change: EngineChange) {
-        let what = |change: &EngineChange| (change.flag, change.to, change.limits);
-        let is_known = |(_, known): &(Proposal, EngineChange)| what(known) == what(&change);
-        if self.proposal.as_ref().is_some_and(is_known) {
-            return;
-        }
-        let values = (change.flag.show(change.from), change.flag.show(change.to));
-        let proposal = Proposal { id: change.number, key: change.key(), values, why: self.belief.clone() };
-        self.events.push(Event {
-            at: now.as_secs_f64(),
-            kind: EventKind::Proposed,
-            key: proposal.key.clone(),
-            values: proposal.values.clone(),
-            why: proposal.why.clone(),
-        });
-        self.proposal = Some((proposal, change));
-    }
-
     pub(crate) fn begin(&mut self, look: &Look<'_>, change: EngineChange) {
         let missed = look.needs.iter().find(|need| need.pools.contains(&change.pool));
         self.before = (look.totals, missed.map_or(0.0, |need| 1.0 - need.score.attainment));
         let own = look.engines.iter().filter(|engine| engine.pool == change.pool);
         self.waited = own.map(|engine| engine.waiting).max().unwrap_or_default();
-        self.proposal = None;
+        (self.proposal, self.approved) = (None, None);
         (self.proof, self.held_up, self.copied, self.pooled) = Default::default();
         self.change = Some(change);
         self.note(look.now, EventKind::Tried, self.belief.clone());

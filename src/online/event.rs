@@ -75,7 +75,7 @@ pub enum EventKind {
     Frozen,
     /// A window of observation has ended; the values are empty.
     Observed,
-    /// A change of engines was simulated and not begun; the values are empty if none may help.
+    /// Changes were simulated: of limits, or of engines, of which none was begun; the values are empty.
     Forecast,
 }
 

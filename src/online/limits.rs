@@ -102,6 +102,17 @@ impl PoolLimits {
         Knob::ALL.into_iter().filter(differs).map(show).collect::<Vec<_>>().join(", ")
     }
 
+    /// Its value of a knob; the largest where there is no limit.
+    pub(crate) fn value(&self, knob: Knob) -> u64 {
+        match knob {
+            Knob::Slots => self.slots.into(),
+            Knob::Permits => self.long.map_or(u64::MAX, |(_, permits)| permits.into()),
+            Knob::Threshold => self.long.map_or(u64::MAX, |(threshold, _)| threshold),
+            Knob::PrefillTokens => self.prefill_tokens.unwrap_or(u64::MAX),
+            Knob::Boundary => self.range.1.unwrap_or(u64::MAX),
+        }
+    }
+
     /// Its value of a knob, for a message.
     pub fn show(&self, knob: Knob) -> String {
         let tokens = |tokens: Option<u64>| tokens.map_or_else(|| "none".to_owned(), |count| Tokens(count).to_string());

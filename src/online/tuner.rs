@@ -112,7 +112,8 @@ impl Tuner {
         let is_same = saved.context == self.context && saved.configured == self.configured;
         if is_same && self.mode != TunerMode::Off && saved.kept.0.len() == self.configured.0.len() {
             for Group { pools, controller, .. } in &mut self.groups {
-                controller.restore(Limits(pools.iter().map(|at| saved.kept.0[*at]).collect()));
+                controller.restore(Limits(pools.iter().map(|at| saved.kept.0[*at]).collect()), now);
+                observer.begin(pools, now);
             }
         }
         self.frozen = saved.frozen;
@@ -144,6 +145,9 @@ impl Tuner {
         for (at, Group { pools, controller, .. }) in self.groups.iter_mut().enumerate() {
             // Limits stay as they are while engines are compared.
             if changing.as_ref().is_some_and(|pool| controller.names().contains(pool)) {
+                // Nor do requests count that arrive meanwhile.
+                controller.pause(now);
+                observer.begin(pools, now);
                 continue;
             }
             let action = controller.step(now, &observer.window(pools));
@@ -333,9 +337,10 @@ impl Tuner {
         self.groups.iter().filter(|group| group.has_objectives).map(need).collect()
     }
 
-    /// Whether there is anything to do: with objectives, unless it is off.
+    /// Whether there is anything to do: with objectives, unless it is off; or a change of engines to take back.
     pub fn has_work(&self) -> bool {
-        self.mode != TunerMode::Off && self.groups.iter().any(|group| group.has_objectives)
+        let tunes = self.mode != TunerMode::Off && self.groups.iter().any(|group| group.has_objectives);
+        tunes || self.engines.change().is_some()
     }
 
     /// Notes what the metrics page of the engine of a backend of `pool` shows; `None`: there is none.

@@ -117,7 +117,7 @@ impl App {
     fn why_experiment_stopped(&self) -> Option<String> {
         let all = self.learned.experiments.all();
         let own = all.iter().find(|one| *one.plan.name == *EXPERIMENT && one.state.phase() == Phase::Stopped)?;
-        own.state.progress().why
+        Some(own.state.progress().why.unwrap_or_else(|| "an operator has stopped its experiment".to_owned()))
     }
 
     /// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
@@ -155,6 +155,9 @@ impl TunerControl for App {
             TunerOrder::Approve(id) => {
                 if tuner.mode() != TunerMode::Approve {
                     return Err(TunerError::NotWaiting { mode: tuner.mode().word().to_owned() });
+                }
+                if let Some(why) = tuner.report().frozen {
+                    return Err(TunerError::Frozen { why });
                 }
                 if !tuner.approve(&id) {
                     let known: Vec<_> =

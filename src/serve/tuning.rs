@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::saved_experiments::read_or_set_aside;
-use crate::config::{Config, TunerMode};
+use crate::config::Config;
 use crate::fleet::{self, Lead};
 use crate::online::{Event, EventKind};
 use crate::online::{Observer, Saved, TimedEvent, Tuner, TunerReport};
@@ -57,7 +57,8 @@ impl Tuning {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
-        if let Some(saved) = saved.filter(|_| config.tuner.mode != TunerMode::Off) {
+        // Engines that were changed are taken back also where it is off now.
+        if let Some(saved) = saved {
             match tuner.restore(saved, &observer, Duration::ZERO) {
                 true => tuner.put(config),
                 false => tracing::info!("tuner: the configuration has changed since limits were kept: it begins anew"),

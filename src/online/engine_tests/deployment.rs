@@ -67,6 +67,10 @@ pub(super) struct Deployment {
     pub(super) beside: Option<(PoolLimits, f64)>,
     /// What requests of all pools with the same models lose, if not what those of this one do.
     pub(super) loss_of_all: Option<f64>,
+    /// Its limits now.
+    pub(super) limits: PoolLimits,
+    /// Whether another pool misses its objectives, too, whose engines cannot be changed.
+    pub(super) another_misses: bool,
 }
 
 pub(super) fn helps(value: f64) -> (f64, f64) {
@@ -122,6 +126,8 @@ impl Deployment {
             running_peak: 0.0,
             beside: None,
             loss_of_all: None,
+            limits: LIMITS,
+            another_misses: false,
         }
     }
 
@@ -197,7 +203,7 @@ impl Deployment {
             target: 0.99,
             advice: self.advice.clone(),
             running_peak: self.running_peak,
-            in_force: vec![LIMITS],
+            in_force: vec![self.limits],
             losses: vec![loss],
             beside: vec![self.beside.iter().map(|(limits, _)| *limits).collect()],
             ..Need::default()
@@ -228,10 +234,19 @@ impl Deployment {
         }
     }
 
+    /// Until a simulation was ordered that is not answered yet.
+    pub(super) fn run_until_asked(&mut self) {
+        while self.answer_due.is_none() {
+            assert!(self.now < 7_200 * SECOND, "nothing is asked: {}", self.belief());
+            self.second();
+        }
+    }
+
     pub(super) fn second(&mut self) {
         self.now += SECOND;
         self.serve();
-        let needs = [self.need()];
+        let another = Need { pools: vec!["other".to_owned()], ..self.need() };
+        let needs: Vec<Need> = self.another_misses.then_some(another).into_iter().chain([self.need()]).collect();
         self.load();
         let mut orders = Vec::new();
         if let Some((_, engine, value)) = self.under_way.take_if(|(end, ..)| self.now >= *end) {

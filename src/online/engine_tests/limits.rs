@@ -71,11 +71,15 @@ fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
     for (alone, shown) in [(0.45, "loss 0.050 after 0.500"), (0.18, "loss 0.320 after 0.500")] {
         let mut pool = Deployment::new(2, helps);
         pool.beside = Some((OTHER, -alone));
-        pool.run(1_200);
+        pool.run(300);
         assert_eq!((pool.begun.len(), pool.stage()), (0, None), "{:?}", pool.events);
         let (name, limits, why) = pool.tuner.suggested.take().unwrap();
         assert_eq!((name.as_str(), limits), ("all", OTHER));
         assert!(why.contains(shown), "{why}");
+        // They were tried in vain: now it is the flag's turn, where it gains enough by itself.
+        pool.run(1_200);
+        assert_eq!(pool.tuner.suggested.take(), None);
+        assert_eq!(pool.begun.is_empty(), alone == 0.45, "{}", pool.belief());
     }
 }
 

@@ -1,6 +1,7 @@
 //! The slow layer against a model of a pool: what it changes, when it stops, and that engines end as they were or all alike.
 
 mod bounds;
+mod decisions;
 mod deployment;
 mod limits;
 
@@ -59,8 +60,11 @@ fn two_changes_that_fail_freeze_it_until_an_operator_resumes_it() {
         assert_eq!(pool.kinds().iter().filter(|kind| **kind == EventKind::Undone).count(), 2);
         assert_eq!((pool.values(), pool.engines.iter().all(|engine| engine.serves)), (vec![BEFORE; 2], true));
         let begun = pool.begun.len();
+        let saved = pool.tuner.saved(pool.now);
+        pool.tuner = EngineTuner::new(rules());
+        pool.tuner.restore(saved, true, pool.now);
         pool.run(3_600);
-        assert_eq!(pool.begun.len(), begun, "frozen");
+        assert_eq!(pool.begun.len(), begun, "frozen, also after a restart of the gateway");
         assert!(pool.belief().contains("sluice tuner resume"), "{}", pool.belief());
         pool.tuner.thaw();
         pool.fares = helps;
