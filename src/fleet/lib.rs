@@ -6,6 +6,8 @@
 //! [trial engines](TrialEngines) of a tuner have no life cycle. This is the only place that spawns an engine, or a gateway that
 //! is to take over.
 
+#[cfg(test)]
+mod test_programs;
 mod coordinator;
 mod detached;
 pub mod discovery;

@@ -19,7 +19,6 @@
 use std::time::Duration;
 
 use crate::blocks::Blocks;
-use crate::controller_choice::Asked;
 use crate::diagnosis::Experience;
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::lengths::Lengths;
@@ -74,6 +73,20 @@ pub(crate) struct Trial {
     pub(crate) before: Limits,
     score: Score,
     since: Duration,
+}
+
+/// Changes that are being simulated.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// Since when.
+    pub(crate) since: Duration,
+    /// When the window began that showed what is to be improved.
+    pub(crate) window: Duration,
+    pub(crate) moves: Vec<Move>,
+    /// What is to be improved.
+    pub(crate) score: Score,
+    /// Whether the caller was asked.
+    pub(crate) is_ordered: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::controller::{Action, Controller, State};
+use crate::controller::{Action, Asked, Controller, State};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::forecast::{Answer, BOUND, LimitsQuestion};
 use crate::limits::{Knob, Limits, PoolLimits};
@@ -23,20 +23,6 @@ const MOVES_MAX: usize = 6;
 const SPAN: Duration = Duration::from_secs(180);
 /// A change helps if the loss falls by this share of it, as after a trial.
 const HELPS: f64 = 0.03;
-
-/// Changes that are being simulated.
-#[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    /// Since when.
-    since: Duration,
-    /// When the window began that showed what is to be improved.
-    window: Duration,
-    moves: Vec<Move>,
-    /// What is to be improved.
-    score: Score,
-    /// Whether the caller was asked.
-    is_ordered: bool,
-}
 
 impl Controller {
     /// Whether changes are simulated before they are tried.

@@ -135,9 +135,7 @@ impl EngineTuner {
     fn decide(&mut self, question: Question, answer: &Answer, look: &Look<'_>) {
         self.state = State::Watching(look.now + ASK_INTERVAL);
         let Some(need) = look.needs.iter().find(|need| need.pools.contains(&question.pool)) else { return };
-        let limits_of =
-            |pool: &String| need.pools.iter().position(|own| own == pool).and_then(|at| need.in_force.get(at));
-        if need.since.is_none() || question.limits.iter().any(|(pool, limits)| limits_of(pool) != Some(limits)) {
+        if !still_applies(&question, need) {
             "objectives are met or limits have changed since the simulation began".clone_into(&mut self.belief);
             self.state = State::Watching(look.now);
             self.proposal = None;
@@ -170,6 +168,11 @@ impl EngineTuner {
             self.proposal = None;
             return;
         };
+        self.weigh(question, answer, need, best, look);
+    }
+
+    /// Begins or proposes a change if it matters and pays; otherwise says why not.
+    fn weigh(&mut self, question: Question, answer: &Answer, need: &Need, best: Best, look: &Look<'_>) {
         let Best { candidate, certain, forecast, why } = best;
         let Candidate { flag, to, limits: with } = candidate;
         let place = need.pools.iter().position(|pool| *pool == question.pool);
@@ -178,7 +181,7 @@ impl EngineTuner {
         self.numbers += 1;
         let backends = backends(look, &question.pool, self.numbers as usize);
         let count = backends.len() as f64;
-        let dwell = lasted.clamp(DWELL.0, DWELL.1);
+        let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
         let absence = answer.absence.unwrap_or(1.0 / count);
         let changed = self.pooled.absence_with(candidate).unwrap_or(absence);
         let cost = cost(question.absent, count, absence, changed);
@@ -314,6 +317,12 @@ fn backends(look: &Look<'_>, pool: &str, number: usize) -> Vec<String> {
     let first = number % backends.len().max(1);
     backends.rotate_left(first);
     backends
+}
+
+/// Whether objectives are still missed, and under the limits that were simulated.
+fn still_applies(question: &Question, need: &Need) -> bool {
+    let of = |pool: &String| need.pools.iter().position(|own| own == pool).and_then(|at| need.in_force.get(at));
+    need.since.is_some() && question.limits.iter().all(|(pool, limits)| of(pool) == Some(limits))
 }
 
 /// Limits that gain at least as much by themselves as the best change is certain to gain, and why.

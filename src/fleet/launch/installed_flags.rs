@@ -157,6 +157,7 @@ fn choices(names: &str, name: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_programs::write_program;
 
     #[test]
     fn names_are_read_from_a_help_text() {
@@ -183,8 +184,7 @@ mod tests {
         let (program, calls) = (bin.join("vllm"), folder.path().join("asked"));
         let flags: String = (0..FLAGS_MIN).map(|number| format!("echo '  --flag-{number} N   text'\n")).collect();
         let script = format!("#!/bin/sh\necho >>{}\n{flags}", calls.display());
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        write_program(&program, &script);
         let command = vec![program.display().to_string(), "serve".to_owned(), "m".to_owned()].into();
         let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
         let times = || fs::read_to_string(&calls).unwrap().len();

@@ -161,9 +161,9 @@ fn parse(text: &str, wanted: &[u16]) -> MemoryInUse {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::test_programs::write_program;
 
     /// A program that prints the first line of a list and removes it, until one is left.
     fn smi(readings: &[&str]) -> (tempfile::TempDir, Devices) {
@@ -174,8 +174,7 @@ mod tests {
             "#!/bin/sh\nhead -1 {0} | tr ';' '\\n'\nif [ $(wc -l <{0}) -gt 1 ]; then sed -i 1d {0}; fi\n",
             list.display()
         );
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, &script);
         (folder, Devices::new(program, vec![61]))
     }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use std::path::PathBuf;
 mod ports;
 
 use super::*;
+use crate::test_programs::write_program;
 use ports::free_port;
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::config::ArgValue;
@@ -48,8 +48,7 @@ impl Rig {
     fn new(script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("engine");
-        fs::write(&program, format!("#!/bin/bash\nDIR={}\n{script}\n", folder.path().display())).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, &format!("#!/bin/bash\nDIR={}\n{script}\n", folder.path().display()));
         let driver = Self::driver(&folder);
         let _cleanup = KillOnDrop(folder.path().to_owned());
         Self { folder, driver, _cleanup }
@@ -308,8 +307,7 @@ async fn orphans_whose_leader_is_gone_are_adopted_and_stopped() {
 /// A replacement for `nvidia-smi`, and the file that it prints.
 fn smi(rig: &Rig) -> (PathBuf, PathBuf) {
     let (smi, used) = (rig.folder.path().join("smi"), rig.folder.path().join("used"));
-    fs::write(&smi, format!("#!/bin/sh\ncat {}\n", used.display())).unwrap();
-    fs::set_permissions(&smi, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&smi, &format!("#!/bin/sh\ncat {}\n", used.display()));
     (smi, used)
 }
 
