@@ -35,6 +35,7 @@ use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{AdapterId, Admission};
+use sluice_online::change::EXPERIMENT;
 use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
@@ -337,6 +338,7 @@ impl Simulation {
             observer: self.flow.recorder().observer(),
             lab: &self.lab,
             backends: &self.backends,
+            stopped: self.learned.experiments.why_stopped(EXPERIMENT),
         });
         if changed {
             let mut config = Config::clone(&self.lab.config);
@@ -359,6 +361,7 @@ impl Simulation {
             observer: self.flow.recorder().observer(),
             lab: &self.lab,
             backends: &self.backends,
+            stopped: None,
         });
         if self.events.has_requests() || !self.in_flight.is_empty() {
             self.events.add(now + SCALE_INTERVAL, Event::Scale);

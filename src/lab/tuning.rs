@@ -52,6 +52,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) lab: &'a Lab,
     /// The gateway's backends, each with the index of its engine.
     pub(crate) backends: &'a [(BackendId, usize)],
+    /// Why the tuner's experiment was stopped, if it was.
+    pub(crate) stopped: Option<String>,
 }
 
 /// The tuner, and what it has under way.
@@ -95,7 +97,9 @@ impl LabTuner {
         let view = admission.view();
         let mut changed = self.tuner.step(&view, observer, now);
         let engines = self.engines(around, &view);
-        let mut orders = self.tuner.step_engines(&engines, None, observer, now);
+        let stopped = around.stopped.as_deref();
+        let mut orders = stopped.map_or_else(Vec::new, |why| self.tuner.experiment_stopped(why, observer, now));
+        orders.extend(self.tuner.step_engines(&engines, None, observer, now));
         if let Some(outcome) = self.advance(around) {
             orders.extend(self.tuner.restarted(outcome, observer, now));
         }

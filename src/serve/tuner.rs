@@ -92,7 +92,7 @@ impl App {
         }
         let (view, fleet) = (self.admission.view(), self.fleet.views());
         let engines = self.engine_states(&view, &fleet);
-        let (waits, stopped) = (self.why_engines_wait(), self.why_experiment_stopped());
+        let (waits, stopped) = (self.why_engines_wait(), self.learned.experiments.why_stopped(EXPERIMENT));
         let (changed, orders, events) = {
             let mut tuner = tuner.lock();
             let now = started.elapsed();
@@ -111,13 +111,6 @@ impl App {
             self.tuning.save();
         }
         orders
-    }
-
-    /// Why the tuner's own experiment was stopped, if it was.
-    fn why_experiment_stopped(&self) -> Option<String> {
-        let all = self.learned.experiments.all();
-        let own = all.iter().find(|one| *one.plan.name == *EXPERIMENT && one.state.phase() == Phase::Stopped)?;
-        Some(own.state.progress().why.unwrap_or_else(|| "an operator has stopped its experiment".to_owned()))
     }
 
     /// Whether an experiment compares pools or backends, whose limits must stay as they are meanwhile.
