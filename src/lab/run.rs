@@ -35,7 +35,6 @@ use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{AdapterId, Admission};
-use sluice_online::change::EXPERIMENT;
 use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
@@ -330,7 +329,7 @@ impl Simulation {
     /// Lets the online tuner look at the pools, and puts in force what it decides on.
     fn tune(&mut self, now: Duration) {
         let Some(tuner) = &mut self.tuner else { return };
-        let changed = tuner.step(&Surroundings {
+        let around = Surroundings {
             now,
             start: self.start,
             admission: self.flow.admission(),
@@ -338,8 +337,8 @@ impl Simulation {
             observer: self.flow.recorder().observer(),
             lab: &self.lab,
             backends: &self.backends,
-            stopped: self.learned.experiments.why_stopped(EXPERIMENT),
-        });
+        };
+        let changed = tuner.step(&around, &self.learned.experiments);
         if changed {
             let mut config = Config::clone(&self.lab.config);
             tuner.put(&mut config);
@@ -361,7 +360,6 @@ impl Simulation {
             observer: self.flow.recorder().observer(),
             lab: &self.lab,
             backends: &self.backends,
-            stopped: None,
         });
         if self.events.has_requests() || !self.in_flight.is_empty() {
             self.events.add(now + SCALE_INTERVAL, Event::Scale);

@@ -12,7 +12,9 @@ use crate::cluster::Cluster;
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
 use sluice_core::base::BackendId;
 use sluice_gateway::config::TunerMode;
+use sluice_gateway::experiment::Experiments;
 use sluice_gateway::pool::{Admission, Cordon, PoolView};
+use sluice_online::change::EXPERIMENT;
 use sluice_online::{Answer, EngineFlag, EngineState, Event, Load, Observer, Order, Restarted, Tuner, TunerReport};
 
 /// What a restart takes from the last request to readiness: an 8B model with a warm compile cache.
@@ -52,8 +54,6 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) lab: &'a Lab,
     /// The gateway's backends, each with the index of its engine.
     pub(crate) backends: &'a [(BackendId, usize)],
-    /// Why the tuner's experiment was stopped, if it was.
-    pub(crate) stopped: Option<String>,
 }
 
 /// The tuner, and what it has under way.
@@ -89,7 +89,7 @@ impl LabTuner {
     }
 
     /// One look. Returns whether the configuration has changed.
-    pub(crate) fn step(&mut self, around: &Surroundings<'_>) -> bool {
+    pub(crate) fn step(&mut self, around: &Surroundings<'_>, experiments: &Experiments) -> bool {
         let Surroundings { now, admission, observer, .. } = *around;
         if now.as_secs().is_multiple_of(LOOK_EVERY) {
             self.look_at_metrics(around);
@@ -97,8 +97,8 @@ impl LabTuner {
         let view = admission.view();
         let mut changed = self.tuner.step(&view, observer, now);
         let engines = self.engines(around, &view);
-        let stopped = around.stopped.as_deref();
-        let mut orders = stopped.map_or_else(Vec::new, |why| self.tuner.experiment_stopped(why, observer, now));
+        let stopped = experiments.why_stopped(EXPERIMENT);
+        let mut orders = stopped.map_or_else(Vec::new, |why| self.tuner.experiment_stopped(&why, observer, now));
         orders.extend(self.tuner.step_engines(&engines, None, observer, now));
         if let Some(outcome) = self.advance(around) {
             orders.extend(self.tuner.restarted(outcome, observer, now));
