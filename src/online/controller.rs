@@ -210,7 +210,7 @@ impl Controller {
         self.pause(now);
     }
 
-    /// Forgets what it tries or is about to: limits stay as they are while engines change.
+    /// Forgets what it is about to try, and waits as after a change. No trial may be under way: [`stand_back`](Self::stand_back).
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         self.latest = now;

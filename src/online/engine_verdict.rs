@@ -85,7 +85,7 @@ impl EngineTuner {
         }
     }
 
-    /// The gateway has stopped the experiment that measures the change, because a guardrail was broken: the change has failed.
+    /// A guardrail or an operator has stopped the experiment that measures the change: the change has failed.
     pub fn experiment_stopped(&mut self, why: &str, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
         let is_measured =

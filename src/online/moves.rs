@@ -399,6 +399,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::loss::Judged;
     use crate::usage::Usage;
 
     #[test]
@@ -415,5 +416,23 @@ mod tests {
         };
         assert_eq!(knobs(2.0), []);
         assert!(knobs(3.0).contains(&(Knob::Slots, false)), "{:?}", knobs(3.0));
+    }
+
+    #[test]
+    fn slots_are_not_lowered_below_the_demand_and_two_of_its_standard_deviations() {
+        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
+        let mut pool = PoolWindow::new(Duration::ZERO);
+        // 48 requests a second, one second each: 24 at once on each of two backends, where 40 would come down to 28.
+        for second in 0..20 {
+            (0..48).for_each(|_| {
+                let judged = Judged { loss: 1.0, cause: Some(Cause::Decode), service: Some(1.0) };
+                pool.add(Duration::from_secs(second), 200, judged);
+            });
+        }
+        pool.usage = Usage { slots_peak: 40, in_rotation: 2, ..Usage::default() };
+        let window = Window { from: Duration::ZERO, pools: vec![pool] };
+        let moves = candidates(&window, &limits, &Bounds::default(), &Steps::default());
+        let slots = moves.iter().find(|step| step.direction.knob == Knob::Slots).unwrap().to.0[0].slots;
+        assert_eq!(slots, 31, "24 + 2 * sqrt(12)");
     }
 }

@@ -224,7 +224,7 @@ impl Tuner {
         self.end_trial(observer, now)
     }
 
-    /// The gateway has stopped the experiment of a change, because a guardrail was broken.
+    /// A guardrail or an operator has stopped the experiment of a change.
     pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<Order> {
         let orders = self.engines.experiment_stopped(why, now);
         self.engines_ordered(&orders, observer, now);

@@ -184,7 +184,7 @@ impl Experiments {
     /// Why the experiment of that name was stopped; `None`: it was not, or there is none.
     pub fn why_stopped(&self, name: &str) -> Option<String> {
         let found = self.find(name).filter(|found| found.state.phase() == Phase::Stopped)?;
-        Some(found.state.progress().why.unwrap_or_else(|| "an operator has stopped its experiment".to_owned()))
+        Some(found.state.progress().why.unwrap_or_else(|| "an operator has stopped the experiment".to_owned()))
     }
 
     /// All experiments, by name.

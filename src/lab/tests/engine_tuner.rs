@@ -5,11 +5,11 @@ use crate::setup::{Forecaster, Plant, PlantedFault};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::forecast::forecast;
+use crate::forecast::{forecast, forecast_limits};
 use crate::{Lab, LabFile, LabRun, Scenario, run};
 use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
-use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Limits, Question};
+use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question};
 
 /// `load`: chats and documents per second; `bound`: of TTFT, and again for each 1,000 prompt tokens, in ms.
 fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) -> Lab {
@@ -94,6 +94,27 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
         forecast(&lab, &question, 1).now.unwrap().loss
     };
     assert!(loss(1) > loss(64) + 0.5, "{} {}", loss(1), loss(64));
+}
+
+#[test]
+fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
+    let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
+    let request =
+        |number: u64| RecentRequest { at: Duration::from_millis(200 * number), prompt: 500, output: 150, model: None };
+    let with = |slots| Limits(vec![PoolLimits { slots, ..Limits::of(&lab.config).0[0] }]);
+    let question = LimitsQuestion {
+        pools: vec!["all".to_owned()],
+        now: with(64),
+        candidates: vec![with(64), with(1)],
+        requests: (0..300).map(request).collect(),
+    };
+    let answer = forecast_limits(&lab, &question, 1);
+    let [Some(same), Some(fewer)] = answer.candidates[..] else { panic!("{answer:?}") };
+    let now = answer.now.unwrap();
+    assert_eq!(same.loss, now.loss, "the same requests and limits");
+    assert!(fewer.loss > now.loss + 0.5, "{fewer:?}, {now:?}");
+    let few = LimitsQuestion { requests: question.requests[..50].to_vec(), ..question };
+    assert_eq!(forecast_limits(&lab, &few, 1), Answer::default(), "too few to say");
 }
 
 #[test]

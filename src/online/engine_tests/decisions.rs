@@ -31,7 +31,7 @@ fn an_approval_is_for_one_proposal_and_waits_until_it_may_begin() {
     assert!(pool.tuner.approve(id));
     // The answer that comes favours another value.
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.01 * value };
-    pool.run(5);
+    pool.run(2 * ASK_INTERVAL.as_secs());
     let next = pool.tuner.proposal().unwrap().id;
     assert!(next != id && pool.begun.is_empty(), "{:?}", pool.events);
     pool.waits = Some("until 22:00");
