@@ -54,16 +54,19 @@ pub fn forecast(lab: &Lab, question: &Question, seed: u64) -> Answer {
     let best = known.max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
     let short = replay(lab, latest(&question.requests, question.absent));
     let before = short.as_ref().and_then(|lab| batches(lab, seed));
-    let absence = |candidate: Option<&Candidate>| {
+    let absence = |change: &dyn Fn(&Lab) -> Option<Lab>| {
         let (before, less) = (before.as_ref()?, one_less(short.as_ref()?, &question.pool)?);
-        let less = candidate.map_or(Some(less.clone()), |candidate| with(candidate, &less))?;
+        let less = change(&less)?;
         Some((beside(before, &batches(&less, seed)?).loss - beside(before, before).loss).max(0.0))
     };
+    let best = best.and_then(|at| Some((at, question.candidates.get(at)?)));
+    let under = |limits| absence(&|lab| Some(with_limits(lab, &question.pool, Some(limits))));
     let span = question.requests.last().map_or(Duration::ZERO, |last| last.at.saturating_sub(question.requests[0].at));
     Answer {
         now: Some(beside(&now, &now)),
-        absence: absence(None),
-        absence_with: best.and_then(|at| Some((at, absence(question.candidates.get(at))?))),
+        absence: absence(&|lab| Some(lab.clone())),
+        absence_with: best.and_then(|(at, best)| Some((at, absence(&|lab| with(best, lab))?))),
+        absence_under: best.and_then(|(at, best)| Some((at, under(best.limits?)?))),
         candidates,
         unchanged,
         span,

@@ -73,6 +73,9 @@ pub struct EngineChange {
     /// Limits of the pool that go with it: in force from when the canary serves requests until the change is taken back.
     #[serde(default)]
     pub limits: Option<PoolLimits>,
+    /// They are in force as long as the change lasts, because they also suit the engines that serve while one restarts.
+    #[serde(default)]
+    pub limits_first: bool,
     /// The mean loss of a request before.
     #[serde(default)]
     pub loss_before: f64,
@@ -131,7 +134,7 @@ impl EngineChange {
     /// The limits of the pool that must be in force now, if it changes them.
     pub fn limits_in_force(&self) -> Option<PoolLimits> {
         let serves = matches!(self.stage, Stage::Recovery | Stage::Compared | Stage::Promotion);
-        self.limits.filter(|_| serves)
+        self.limits.filter(|_| serves || self.limits_first)
     }
 
     /// The labels of the arms of [`experiment`](Self::experiment): control and canary.
@@ -210,6 +213,7 @@ mod tests {
                 from: 8.0,
                 to: 16.0,
                 limits: None,
+                limits_first: false,
                 loss_before: 0.0,
                 forecast: None,
                 crowded: false,

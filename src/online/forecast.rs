@@ -89,6 +89,8 @@ pub struct Answer {
     pub absence: Option<f64>,
     /// The same if the other engines have the candidate at this position, the last one with the smallest loss.
     pub absence_with: Option<(usize, f64)>,
+    /// The same with the flags in force and the limits that come with that candidate; `None` where these stay.
+    pub absence_under: Option<(usize, f64)>,
     /// With each candidate, in their order; `None`: vLLM would refuse it.
     pub candidates: Vec<Option<Forecast>>,
     /// With the flags in force and the limits of each candidate, in their order; `None` where these stay.

@@ -62,6 +62,8 @@ struct Change {
     attainment: Sample,
     /// What the absence of an engine costs if the others have the change.
     absence: Sample,
+    /// What it costs under the limits that go with the change, without the change.
+    absence_under: Sample,
     /// By how much the limits that go with it lower the loss without it.
     unchanged: Sample,
 }
@@ -113,8 +115,11 @@ impl Pooled {
                 change.gains.add(now.loss - forecast.loss);
                 change.errors.add(forecast.error.powi(2));
                 change.attainment.add(forecast.attainment - now.attainment);
-                let absence = answer.absence_with.filter(|(of, absence)| *of == at && absence.is_finite());
-                absence.into_iter().for_each(|(_, absence)| change.absence.add(absence));
+                let own = |absence: Option<(usize, f64)>| {
+                    absence.filter(|(of, absence)| *of == at && absence.is_finite()).map(|(_, absence)| absence)
+                };
+                own(answer.absence_with).into_iter().for_each(|absence| change.absence.add(absence));
+                own(answer.absence_under).into_iter().for_each(|absence| change.absence_under.add(absence));
                 let unchanged = answer.unchanged.get(at).copied().flatten().filter(is_known);
                 unchanged.into_iter().for_each(|forecast| change.unchanged.add(now.loss - forecast.loss));
                 unchanged_by.push(change.unchanged.mean());
@@ -144,6 +149,11 @@ impl Pooled {
     /// What the absence of an engine costs if the others have this change; `None`: not simulated.
     pub(crate) fn absence_with(&self, candidate: Candidate) -> Option<f64> {
         self.changes.iter().find(|(known, _)| *known == candidate)?.1.absence.mean()
+    }
+
+    /// What it costs under the limits that go with this change, without the change; `None`: limits stay, or it was not simulated.
+    pub(crate) fn absence_under(&self, candidate: Candidate) -> Option<f64> {
+        self.changes.iter().find(|(known, _)| *known == candidate)?.1.absence_under.mean()
     }
 
     /// Whether another change is so much better that this one need not be simulated again.

@@ -9,7 +9,7 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::{Lab, LabFile, LabRun, Scenario, run};
 use sluice_online::limits::PoolLimits;
 use sluice_online::recent::RecentRequest;
-use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question};
+use sluice_online::{Answer, Candidate, EngineFlag, EventKind, Forecast, Limits, LimitsQuestion, Question};
 
 /// `load`: chats and documents per second; `bound`: of TTFT, and again for each 1,000 prompt tokens, in ms.
 fn lab(args: &str, flags: &str, duration: &str, load: (f64, f64), bound: u32) -> Lab {
@@ -94,6 +94,31 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
         forecast(&lab, &question, 1).now.unwrap().loss
     };
     assert!(loss(1) > loss(64) + 0.5, "{} {}", loss(1), loss(64));
+}
+
+#[test]
+fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change() {
+    let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
+    let request =
+        |number: u64| RecentRequest { at: Duration::from_millis(200 * number), prompt: 500, output: 150, model: None };
+    let with = |slots| PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
+    let absence = |limits: Option<PoolLimits>| {
+        let question = Question {
+            pool: "all".to_owned(),
+            flags: lab.engines[0].flags(),
+            limits: vec![("all".to_owned(), with(4))],
+            candidates: vec![Candidate { flag: EngineFlag::MaxNumSeqs, to: 32.0, limits }],
+            absent: Duration::from_secs(120),
+            requests: (0..300).map(request).collect(),
+        };
+        let answer = forecast(&lab, &question, 1);
+        (answer.absence.unwrap(), answer.absence_under)
+    };
+    let (now, under) = absence(Some(with(64)));
+    let (at, under) = under.unwrap();
+    assert!(at == 0 && now > under + 0.5, "{now} {under}");
+    assert_eq!(absence(Some(with(4))), (now, Some((0, now))), "the limits that are in force");
+    assert_eq!(absence(None), (now, None));
 }
 
 #[test]

@@ -59,6 +59,8 @@ pub(super) struct Deployment {
     /// What the absence of an engine costs, and if the others have the best change.
     pub(super) absence: f64,
     pub(super) absence_with: Option<f64>,
+    /// And under the limits that come with it.
+    pub(super) absence_under: Option<f64>,
     /// The standard error of each forecast.
     pub(super) error: f64,
     /// The most sequences that ran at once.
@@ -122,6 +124,7 @@ impl Deployment {
             bounds: Vec::new(),
             absence: 0.1,
             absence_with: None,
+            absence_under: None,
             error: 0.0,
             running_peak: 0.0,
             beside: None,
@@ -280,8 +283,10 @@ impl Deployment {
             let losses = || question.candidates.iter().map(|one| (self.forecast)(one.to)).enumerate();
             let best = losses().max_by(|one, other| other.1.total_cmp(&one.1)).map(|(at, _)| at);
             let absence_with = best.zip(self.absence_with);
+            let absence_under = best.zip(self.absence_under);
             let absence = Some(self.absence);
-            let answer = Answer { now, absence, absence_with, candidates, unchanged, ..Answer::default() };
+            let answer =
+                Answer { now, absence, absence_with, absence_under, candidates, unchanged, ..Answer::default() };
             self.tuner.answered(&answer, &look);
         }
         orders.extend(self.tuner.step(&look));

@@ -1,9 +1,9 @@
 //! Changes that bring other limits of the pool with them.
 
-use super::deployment::{BEFORE, Deployment, LIMITS, SECOND, helps, rules};
+use super::deployment::{BEFORE, Deployment, LIMITS, RESTART, SECOND, helps, rules};
 use crate::change::Stage;
 use crate::controller::Controller;
-use crate::engine_tuner::EngineTuner;
+use crate::engine_tuner::{ASK_INTERVAL, EngineTuner};
 use crate::event::{Acting, EventKind};
 use crate::limits::{Limits, PoolLimits};
 
@@ -62,6 +62,32 @@ fn limits_end_when_the_change_is_taken_back() {
     assert_eq!((pool.stage(), in_force(&pool)), (Some(Stage::Return), None));
     pool.run_until(None);
     assert_eq!(pool.tuner.adopted.take(), None);
+}
+
+#[test]
+fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
+    // As in `engines_that_have_the_change_bear_the_absence_of_the_last_one`: an absence that costs 2.7 does not pay.
+    for under in [None, Some(2.8), Some(0.3)] {
+        let mut pool = Deployment::new(2, helps);
+        (pool.beside, pool.tuner.lasts) = (Some((OTHER, 0.3)), Some(RESTART));
+        (pool.absence, pool.absence_under) = (2.7, under);
+        pool.run(2 * ASK_INTERVAL.as_secs());
+        assert_eq!(!pool.begun.is_empty(), under == Some(0.3), "{under:?}: {}", pool.belief());
+    }
+    let mut pool = Deployment::new(2, helps);
+    (pool.beside, pool.absence_under) = (Some((OTHER, 0.3)), Some(0.02));
+    for stage in [Stage::Canary, Stage::Copies, Stage::Compared] {
+        pool.run_until_begun(stage);
+        assert_eq!(in_force(&pool), Some(OTHER), "{stage:?}");
+    }
+    let why = "with the same limits, loss rises by 0.020 while an engine restarts, not 0.100";
+    assert!(pool.events[0].1.contains(why), "{:?}", pool.events);
+    // Until the engine is back.
+    pool.stands_back = Some("another gateway leads");
+    pool.run(1);
+    assert_eq!((pool.stage(), in_force(&pool)), (Some(Stage::Return), Some(OTHER)));
+    pool.run_until(None);
+    assert_eq!((pool.tuner.adopted.take(), in_force(&pool)), (None, None));
 }
 
 #[test]
