@@ -292,12 +292,15 @@ fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-/// Of a run of `starts`: attainment, requests without a response, and changes kept, tried, with restarts.
-type Start = (f64, usize, [usize; 3]);
+/// Of a run of `starts`: attainment of the second half and of all requests, requests without a response, and changes kept, tried, with
+/// restarts.
+type Start = ([f64; 2], usize, [usize; 3]);
 
 fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
-    println!("| load | start | seed, or runs | tuner | attainment, % | kept, tried, restarts | without a response |");
-    println!("|---|---|--:|---|--:|--:|--:|");
+    println!(
+        "| load | start | seed, or runs | tuner | attainment, % | of all | kept, tried, restarts | without a response |"
+    );
+    println!("|---|---|--:|---|--:|--:|--:|--:|");
     for file in files {
         let scenario = Scenario::load(file)?;
         let Started { labs, names } = starts_of(&scenario, options, &["off", "apply"])?;
@@ -306,13 +309,16 @@ fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error
             let mean = |of: &dyn Fn(&Start) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
             let [kept, tried, restarts] = [0, 1, 2].map(|at| format!("{:.1}", mean(&|one| one.2[at] as f64)));
             let (start, mode) = &names[lab];
-            let (met, failed) = (percent(mean(&|one| one.0)), mean(&|one| one.1 as f64));
+            let [met, of_all] = [0, 1].map(|at| percent(mean(&|one| one.0[at])));
+            let failed = mean(&|one| one.1 as f64);
             let title = &scenario.file.title;
-            format!("| {title} | {start} | {which} | {mode} | {met} | {kept}, {tried}, {restarts} | {failed:.1} |")
+            format!(
+                "| {title} | {start} | {which} | {mode} | {met} | {of_all} | {kept}, {tried}, {restarts} | {failed:.1} |"
+            )
         };
         let of = |lab: &Lab, run: &LabRun, _| {
-            let (met, failed) = attainment(lab, run, half);
-            (met, failed, changes(lab, run))
+            let ((met, failed), (of_all, _)) = (attainment(lab, run, half), attainment(lab, run, 0.0));
+            ([met, of_all], failed, changes(lab, run))
         };
         let found = all(&labs, options, of, |lab, seed, one| row(lab, format!("seed {seed}"), &[one]));
         for (lab, runs) in found.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! The sections of a report: the traffic, latencies by class and pool, by length and by hour, and the causes.
+//! The sections of a report: the traffic, latencies by class and pool, by length and by time, and the causes.
 //!
-//! Bounds: a row for each class in each pool, for each length and for each hour that had requests; plots of [`PLOTTED`] classes.
+//! Bounds: a row for each class in each pool, for each length and for each interval that had requests; plots of [`PLOTTED`] classes.
 
 use std::collections::BTreeMap;
 
-use super::table::{HOUR, clock, count, e2el, head, hour, latencies, met, percent, quantile, queue, ttft};
+use super::table::{Interval, count, e2el, head, latencies, met, percent, quantile, queue, ttft};
 use super::{Entry, Group, LENGTHS, causes, group};
 use crate::report::sections::{Dots, Section};
 
@@ -18,7 +18,7 @@ pub fn sections(entries: &[Entry]) -> Vec<Section> {
         volume(entries),
         by_class(entries),
         causes::ttft_parts(&classes),
-        by_hour(entries, &classes),
+        by_time(entries, &classes),
         by_length(entries),
         causes::slow(entries),
         causes::failures(entries),
@@ -82,46 +82,52 @@ fn by_length(entries: &[Entry]) -> Section {
     }
 }
 
-/// The hour with the longest P99 of TTFT, or of E2EL where nothing is streamed, and that P99.
-pub(super) fn slowest_hour(entries: &[Entry]) -> Option<(i64, f64)> {
+/// The interval with the longest P99 of TTFT, or of E2EL where nothing is streamed, and that P99.
+pub(super) fn slowest_interval(entries: &[Entry], interval: Interval) -> Option<(i64, f64)> {
     let p99 = |entries: &Group<'_>| quantile(entries, 0.99, Entry::latency);
-    let hours = group(entries, hour);
-    let all = hours.iter().filter_map(|(hour, entries)| Some((*hour, p99(entries)?)));
+    let intervals = group(entries, |entry| interval.number(entry));
+    let all = intervals.iter().filter_map(|(number, entries)| Some((*number, p99(entries)?)));
     all.max_by(|one, other| one.1.total_cmp(&other.1))
 }
 
-fn by_hour(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section {
-    let slowest = slowest_hour(entries).map(|(hour, _)| hour);
-    let hours = group(entries, hour);
-    let rows = hours.iter().map(|(hour, entries)| {
-        let name = clock(*hour as f64 * HOUR)[..16].to_owned();
-        let mark = if Some(*hour) == slowest && hours.len() > 1 { "slowest" } else { "" };
-        latencies(&[&name, mark], entries)
+fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section {
+    let interval = Interval::of(entries);
+    let slowest = slowest_interval(entries, interval).map(|(number, _)| number);
+    let intervals = group(entries, |entry| interval.number(entry));
+    let rows = intervals.iter().map(|(number, entries)| {
+        let mark = if Some(*number) == slowest && intervals.len() > 1 { "slowest" } else { "" };
+        latencies(&[&interval.clock(*number), mark], entries)
     });
-    let midnight = hours.keys().next().map_or(0, |first| first.div_euclid(24) * 24);
-    let mut plotted: Vec<_> = classes.iter().collect();
+    let day = (24.0 * 3_600.0 / interval.seconds) as i64;
+    let midnight = intervals.keys().next().map_or(0, |first| first.div_euclid(day) * day);
+    let hours = |number: i64| (number - midnight) as f64 * interval.seconds / 3_600.0;
+    // With one class, the lengths of prompts show what it hides.
+    let lengths = group(entries, |entry| entry.length().to_owned());
+    let mut plotted: Vec<_> = if classes.len() > 1 { classes } else { &lengths }.iter().collect();
     plotted.sort_by_key(|(_, entries)| std::cmp::Reverse(entries.len()));
     plotted.truncate(PLOTTED);
     let course = |title: &str, y: &str, of: &dyn Fn(&[&Entry]) -> Option<f64>| {
         let points = |entries: &Group<'_>| {
-            let hours = group(entries.iter().copied(), hour);
-            hours.iter().filter_map(|(hour, entries)| Some(((hour - midnight) as f64, of(entries)?))).collect()
+            let intervals = group(entries.iter().copied(), |entry| interval.number(entry));
+            intervals.iter().filter_map(|(number, entries)| Some((hours(*number), of(entries)?))).collect()
         };
         let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
         let x = "hour since midnight of the first day, UTC".to_owned();
         Dots { title: title.to_owned(), x, y: y.to_owned(), series, connected: true }
     };
     let dots = vec![
-        course("Requests", "per hour", &|entries| Some(entries.len() as f64)),
+        course("Requests", &format!("per {}", interval.name), &|entries| Some(entries.len() as f64)),
         course("TTFT P99", "ms", &|entries| ttft(entries, 0.99)),
         course("Queue P99", "ms", &|entries| queue(entries, 0.99)),
         course("E2EL P99", "ms", &|entries| e2el(entries, 0.99)),
     ];
     Section {
-        title: "By hour".to_owned(),
-        note: "Hours in which requests arrived, UTC. Milliseconds.".to_owned(),
-        rows: std::iter::once(head(&["hour", ""])).chain(rows).collect(),
-        dots: if hours.len() > 1 { dots } else { Vec::new() },
+        title: format!("By {}", interval.name),
+        note:
+            "When requests arrived, UTC. Milliseconds. Plots: by class, or by prompt tokens where there is one class."
+                .to_owned(),
+        rows: std::iter::once(head(&["from", ""])).chain(rows).collect(),
+        dots: if intervals.len() > 1 { dots } else { Vec::new() },
         ..Section::default()
     }
 }

@@ -3,8 +3,8 @@
 //! The page has everything; here is what decides whether to open it. Bounds: [`CLASSES`] classes.
 
 use super::causes::{Parts, slowest};
-use super::day::slowest_hour;
-use super::table::{HOUR, clock, count, e2el, millis, ttft};
+use super::day::slowest_interval;
+use super::table::{Interval, clock, count, e2el, millis, ttft};
 use super::worst::Period;
 use super::{Entry, group};
 
@@ -31,8 +31,9 @@ pub fn text(entries: &[Entry], worst: &Period) -> String {
     if let Some([(_, of_all), (streams, of_slow)]) = Parts::means(&all) {
         text += &format!("\nTTFT is {}; of the slowest 1 % ({streams} streams) {}.\n", of_all.text(), of_slow.text());
     }
-    if let Some((hour, p99)) = slowest_hour(entries) {
-        text += &format!("Slowest hour: {}, P99 {} ms. ", &clock(hour as f64 * HOUR)[..16], millis(Some(p99)));
+    let interval = Interval::of(entries);
+    if let Some((slowest, p99)) = slowest_interval(entries, interval) {
+        text += &format!("Slowest {}: {}, P99 {} ms. ", interval.name, interval.clock(slowest), millis(Some(p99)));
     }
     text += &format!(
         "Worst 5 minutes: from {}, {} of {} requests failed or missed an objective, P99 {} ms.\n",

@@ -6,18 +6,40 @@
 use super::Entry;
 use sluice_core::stats::quantile::percentile;
 
-/// Seconds of an hour.
-pub(super) const HOUR: f64 = 3_600.0;
+/// Rows of a table by time, where intervals are shorter than an hour.
+const ROWS: f64 = 100.0;
+
+/// The intervals of a table by time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Interval {
+    pub(super) seconds: f64,
+    pub(super) name: &'static str,
+}
+
+impl Interval {
+    /// The shortest one for which these records, in the order of their arrival, need no more than [`ROWS`]; an hour if all need more.
+    pub(super) fn of(entries: &[Entry]) -> Self {
+        let span = entries.first().zip(entries.last()).map_or(0.0, |(first, last)| last.at - first.at);
+        let hour = Self { seconds: 3_600.0, name: "hour" };
+        let shorter = [Self { seconds: 60.0, name: "minute" }, Self { seconds: 600.0, name: "10 minutes" }];
+        shorter.into_iter().find(|interval| span <= ROWS * interval.seconds).unwrap_or(hour)
+    }
+
+    /// The interval of an arrival, since 1970.
+    pub(super) fn number(self, entry: &Entry) -> i64 {
+        (entry.at / self.seconds).floor() as i64
+    }
+
+    /// When it begins.
+    pub(super) fn clock(self, number: i64) -> String {
+        clock(number as f64 * self.seconds)[..16].to_owned()
+    }
+}
 
 /// A time of day, UTC, with its date.
 pub fn clock(at: f64) -> String {
     let time = jiff::Timestamp::from_microsecond((at * 1e6) as i64).unwrap_or_default();
     time.strftime("%Y-%m-%d %H:%M:%S").to_string()
-}
-
-/// The hour of an arrival, since 1970.
-pub(super) fn hour(entry: &Entry) -> i64 {
-    (entry.at / HOUR).floor() as i64
 }
 
 /// A quantile of what requests have of something, milliseconds.

@@ -4,9 +4,9 @@ use super::worst::{PERIOD, worst};
 use super::*;
 
 fn line(second: u32, rest: &str) -> String {
-    let (minute, second) = (second / 60, second % 60);
+    let (hour, minute, second) = (3 + second / 3_600, second / 60 % 60, second % 60);
     format!(
-        "{{\"version\":1,\"time\":\"2026-01-02T03:{minute:02}:{second:02}Z\",\"route\":\"chat_completions\",\"home\":\"short\",\
+        "{{\"version\":1,\"time\":\"2026-01-02T{hour:02}:{minute:02}:{second:02}Z\",\"route\":\"chat_completions\",\"home\":\"short\",\
          \"pool\":\"short\",\"backend\":\"gpu0\",\"total_ms\":500.0,\"stream\":true,{rest}}}\n"
     )
 }
@@ -119,7 +119,8 @@ fn the_sections_say_what_was_asked_what_was_slow_and_why() {
     assert!(tiles.contains(&("10 k", "prompt tokens")), "{tiles:?}");
     assert_eq!(rows("By class and pool")[1][..7], ["short", "short", "102", "1", "0", "50", "50"]);
     assert_eq!(rows("By length of the prompt")[1][..2], ["up to 1k", "short"]);
-    assert_eq!(rows("By hour")[2][..2], ["2026-01-02 03:00", "slowest"]);
+    assert_eq!(rows("By minute")[2][..2], ["2026-01-02 03:00", ""]);
+    assert_eq!(rows("By minute")[3][..2], ["2026-01-02 03:01", "slowest"]);
     let parts = rows("Where TTFT went");
     assert_eq!(parts[2], ["short, slowest 1 %", "2", "820", "465", "355", "0.0", "queue (57 %)"]);
     assert_eq!(rows("What was shed or failed, and why")[1][..5], ["shed", "queue_full", "short", "gpu0", "1"]);
@@ -127,6 +128,20 @@ fn the_sections_say_what_was_asked_what_was_slow_and_why() {
     assert_eq!(slowest[1][1], "queue (99 %)");
     assert_eq!(slowest[2][1], "engine (95 %), 70.0 times the usual for this length");
     assert_eq!(slowest[1].last().unwrap(), "file:100");
+}
+
+#[test]
+fn times_are_by_minute_or_by_hour_as_the_records_need() {
+    for (last, title) in [(100, "By minute"), (6_000, "By minute"), (6_060, "By 10 minutes"), (60_060, "By hour")] {
+        let all = sections(&entries(&(good(0, 50) + &good(last, 50))));
+        assert!(all.iter().any(|section| section.title == title), "{last}");
+    }
+    // One class: what it hides is shown by length.
+    let long = good(70, 50).replace("\"prompt_tokens\":100", "\"prompt_tokens\":9000");
+    let all = sections(&entries(&(good(0, 50) + &long)));
+    let plots = &all.iter().find(|section| section.title == "By minute").unwrap().dots;
+    let names: Vec<_> = plots[1].series.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["4k to 16k", "up to 1k"]);
 }
 
 #[test]
