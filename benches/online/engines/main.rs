@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use sluice_bench::result::record::Outcome;
 use sluice_core::meter::slo::Timings;
+use sluice_core::stats::quantile::percentile;
 use sluice_lab::{Forecaster, Lab, LabRun, Plant, PlantedFault, Scenario, Variant, run};
 use sluice_online::forecast::Realised;
 use sluice_online::{Answer, EngineFlag, EventKind, Forecast, Question};
@@ -292,34 +293,48 @@ fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-/// Of a run of `starts`: attainment of the second half and of all requests, requests without a response, and changes kept, tried, with
-/// restarts.
-type Start = ([f64; 2], usize, [usize; 3]);
+/// Of a run of `starts`.
+struct Start {
+    /// Attainment of the second half, and of all requests.
+    met: [f64; 2],
+    /// Mean and P99 of TTFT of all requests, seconds.
+    ttft: [f64; 2],
+    /// Requests without a response.
+    failed: usize,
+    /// Changes kept, tried, with restarts.
+    changes: [usize; 3],
+}
+
+impl Start {
+    fn of(lab: &Lab, run: &LabRun, half: f64) -> Self {
+        let ((late, failed), (all, _)) = (attainment(lab, run, half), attainment(lab, run, 0.0));
+        let completed = run.result.requests.iter().filter(|record| record.is_completed());
+        let mut ttft: Vec<f64> = completed.map(|record| record.ttft).collect();
+        ttft.sort_by(f64::total_cmp);
+        let mean = ttft.iter().sum::<f64>() / ttft.len() as f64;
+        Self { met: [late, all], ttft: [mean, percentile(&ttft, 0.99)], failed, changes: changes(lab, run) }
+    }
+}
 
 fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
-    println!(
-        "| load | start | seed, or runs | tuner | attainment, % | of all | kept, tried, restarts | without a response |"
-    );
-    println!("|---|---|--:|---|--:|--:|--:|--:|");
+    let columns = "load | start | seed, or runs | tuner | attainment, % | of all | TTFT of all: mean, P99, s | kept, tried, restarts";
+    println!("| {columns} | without a response |");
+    println!("|---|---|--:|---|--:|--:|--:|--:|--:|");
     for file in files {
         let scenario = Scenario::load(file)?;
         let Started { labs, names } = starts_of(&scenario, options, &["off", "apply"])?;
         let half = scenario.file.duration.map_or(0.0, |period| period.0.as_secs_f64() / 2.0);
         let row = |lab: usize, which: String, runs: &[&Start]| {
             let mean = |of: &dyn Fn(&Start) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
-            let [kept, tried, restarts] = [0, 1, 2].map(|at| format!("{:.1}", mean(&|one| one.2[at] as f64)));
+            let [kept, tried, restarts] = [0, 1, 2].map(|at| format!("{:.1}", mean(&|one| one.changes[at] as f64)));
             let (start, mode) = &names[lab];
-            let [met, of_all] = [0, 1].map(|at| percent(mean(&|one| one.0[at])));
-            let failed = mean(&|one| one.1 as f64);
-            let title = &scenario.file.title;
-            format!(
-                "| {title} | {start} | {which} | {mode} | {met} | {of_all} | {kept}, {tried}, {restarts} | {failed:.1} |"
-            )
+            let [met, of_all] = [0, 1].map(|at| percent(mean(&|one| one.met[at])));
+            let [ttft, p99] = [0, 1].map(|at| mean(&|one| one.ttft[at]));
+            let (failed, title) = (mean(&|one| one.failed as f64), &scenario.file.title);
+            let found = format!("{met} | {of_all} | {ttft:.2}, {p99:.1} | {kept}, {tried}, {restarts} | {failed:.1} |");
+            format!("| {title} | {start} | {which} | {mode} | {found}")
         };
-        let of = |lab: &Lab, run: &LabRun, _| {
-            let ((met, failed), (of_all, _)) = (attainment(lab, run, half), attainment(lab, run, 0.0));
-            ([met, of_all], failed, changes(lab, run))
-        };
+        let of = |lab: &Lab, run: &LabRun, _| Start::of(lab, run, half);
         let found = all(&labs, options, of, |lab, seed, one| row(lab, format!("seed {seed}"), &[one]));
         for (lab, runs) in found.iter().enumerate() {
             println!("{}", row(lab, format!("all {}", runs.len()), &runs.iter().collect::<Vec<_>>()));
