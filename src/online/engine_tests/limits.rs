@@ -75,6 +75,10 @@ fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
         assert_eq!(!pool.begun.is_empty(), under == Some(0.3), "{under:?}: {}", pool.belief());
     }
     let mut pool = Deployment::new(2, helps);
+    (pool.beside, pool.absence_under) = (Some((OTHER, 0.3)), Some(0.2));
+    pool.run_until_begun(Stage::Canary);
+    assert_eq!(in_force(&pool), None, "the engines that remain lose more under them");
+    let mut pool = Deployment::new(2, helps);
     (pool.beside, pool.absence_under) = (Some((OTHER, 0.3)), Some(0.02));
     for stage in [Stage::Canary, Stage::Copies, Stage::Compared] {
         pool.run_until_begun(stage);
