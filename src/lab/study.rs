@@ -16,6 +16,8 @@ use crate::measure::{Measure, Measured};
 use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
 use crate::setup::Lab;
+use sluice_bench::Record;
+use sluice_bench::result::record::Outcome;
 use sluice_core::stats::{Change, Estimate, mean};
 
 /// The most runs of one study.
@@ -45,6 +47,8 @@ pub struct VariantRuns {
     pub values: Vec<Vec<f64>>,
     /// The run of the first seed, with [`Options::keep`].
     pub first: Option<LabRun>,
+    /// Why the first request failed, if none of any run completed.
+    pub failure: Option<String>,
 }
 
 /// Variants and their runs.
@@ -64,6 +68,8 @@ pub struct Study {
 struct RunValues {
     values: Vec<f64>,
     run: Option<LabRun>,
+    /// Why its first request failed, if none completed.
+    failure: Option<String>,
 }
 
 impl Study {
@@ -95,9 +101,11 @@ impl Study {
         let collect = |variant: &Variant| {
             let mut runs: Vec<RunValues> = outcomes.by_ref().take(seeds.len()).collect();
             let first = runs.first_mut().and_then(|outcome| outcome.run.take());
+            let failures: Option<Vec<&String>> = runs.iter().map(|outcome| outcome.failure.as_ref()).collect();
+            let failure = failures.and_then(|all| Some((*all.first()?).clone()));
             let values =
                 (0..measures.len()).map(|at| runs.iter().map(|outcome| outcome.values[at]).collect()).collect();
-            VariantRuns { name: variant.name.clone(), values, first }
+            VariantRuns { name: variant.name.clone(), values, first, failure }
         };
         let variants = variants.iter().map(collect).collect();
         Ok(Self { title: scenario.file.title.clone(), seeds, measures, variants })
@@ -135,6 +143,15 @@ fn classes(labs: &[Lab]) -> Vec<String> {
     names
 }
 
+fn why_none_completed(run: &LabRun) -> Option<String> {
+    let records = &run.result.requests;
+    let failures = records.iter().filter_map(|record| match &record.outcome {
+        Outcome::Failed(why) => Some(why.to_string()),
+        _ => None,
+    });
+    failures.take(usize::from(!records.iter().any(Record::is_completed))).next()
+}
+
 /// Runs every setup with every seed, and returns the results in that order.
 fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) -> Result<Vec<RunValues>, LabError> {
     let count = labs.len() * seeds.len();
@@ -151,7 +168,8 @@ fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) 
                 let measured = Measured::of(&run);
                 let values = measures.iter().map(|measure| measured.value(measure)).collect();
                 drop(measured);
-                RunValues { values, run: (options.keep && seed == 0).then_some(run) }
+                let failure = why_none_completed(&run);
+                RunValues { values, run: (options.keep && seed == 0).then_some(run), failure }
             });
             done.lock()[job] = Some(outcome);
         }

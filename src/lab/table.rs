@@ -117,6 +117,7 @@ mod tests {
             name: name.to_owned(),
             values: vec![values.to_vec(), vec![0.0; 3]],
             first: None,
+            failure: None,
         };
         let study = Study {
             title: "t".to_owned(),

@@ -70,6 +70,11 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
     };
     let runs = study.variants.len() * study.seeds.len();
     eprintln!("{runs} runs in {:.1} s", begun.elapsed().as_secs_f64());
+    for variant in &study.variants {
+        let Some(why) = &variant.failure else { continue };
+        let hint = if why.starts_with("status 404") { ": is its model one of the configuration?" } else { "" };
+        eprintln!("{}: no request completed; the first one failed: {why}{hint}", variant.name);
+    }
     unmet.iter().for_each(|unmet| eprintln!("expectation not met: {unmet}"));
     match show(args, &study) {
         Ok(()) if unmet.is_empty() => ExitCode::SUCCESS,
