@@ -145,11 +145,13 @@ fn classes(labs: &[Lab]) -> Vec<String> {
 
 fn why_none_completed(run: &LabRun) -> Option<String> {
     let records = &run.result.requests;
-    let failures = records.iter().filter_map(|record| match &record.outcome {
+    if records.iter().any(Record::is_completed) {
+        return None;
+    }
+    records.iter().find_map(|record| match &record.outcome {
         Outcome::Failed(why) => Some(why.to_string()),
         _ => None,
-    });
-    failures.take(usize::from(!records.iter().any(Record::is_completed))).next()
+    })
 }
 
 /// Runs every setup with every seed, and returns the results in that order.

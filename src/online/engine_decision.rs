@@ -183,18 +183,17 @@ impl EngineTuner {
         let count = backends.len() as f64;
         let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
         let absence = answer.absence.unwrap_or(1.0 / count);
-        let under = self.pooled.absence_under(candidate).filter(|under| *under < absence);
-        let before = under.and(answer.absence);
-        let absence = under.unwrap_or(absence);
-        let changed = self.pooled.absence_with(candidate).unwrap_or(absence);
-        let cost = cost(question.absent, count, absence, changed);
+        let under =
+            self.pooled.limits_save(candidate).filter(|saved| *saved > 0.0).map(|saved| (absence - saved).max(0.0));
+        let absent = under.unwrap_or(absence);
+        let changed = self.pooled.absence_with(candidate).unwrap_or(absent);
+        let cost = cost(question.absent, count, absent, changed);
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
         self.belief = format!("{why}; {certain:.3} of a loss of {loss:.3} is a certain gain");
-        if let Some(before) = before {
-            self.belief += &format!(
-                "; with the same limits, loss rises by {absence:.3} while an engine restarts, not {before:.3}"
-            );
+        if let Some(under) = under {
+            self.belief +=
+                &format!("; with the same limits, loss rises by {under:.3} while an engine restarts, not {absence:.3}");
         }
         if !matters || !pays {
             let less = match matters {
@@ -218,7 +217,7 @@ impl EngineTuner {
             from,
             to,
             limits: with,
-            limits_first: before.is_some(),
+            limits_first: under.is_some(),
             loss_before: place.and_then(|at| need.losses.get(at)).copied().unwrap_or(need.score.loss),
             forecast,
             // What waiting costs is part of the forecast; without one, requests must be so late that it hardly matters.

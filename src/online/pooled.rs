@@ -62,8 +62,8 @@ struct Change {
     attainment: Sample,
     /// What the absence of an engine costs if the others have the change.
     absence: Sample,
-    /// What it costs under the limits that go with the change, without the change.
-    absence_under: Sample,
+    /// How much of what it costs without the change the limits that go with it save.
+    limits_save: Sample,
     /// By how much the limits that go with it lower the loss without it.
     unchanged: Sample,
 }
@@ -119,7 +119,9 @@ impl Pooled {
                     absence.filter(|(of, absence)| *of == at && absence.is_finite()).map(|(_, absence)| absence)
                 };
                 own(answer.absence_with).into_iter().for_each(|absence| change.absence.add(absence));
-                own(answer.absence_under).into_iter().for_each(|absence| change.absence_under.add(absence));
+                // In pairs: the costs of one simulation and the next differ by more than what limits save.
+                let costs = answer.absence.zip(own(answer.absence_under));
+                costs.into_iter().for_each(|(now, under)| change.limits_save.add(now - under));
                 let unchanged = answer.unchanged.get(at).copied().flatten().filter(is_known);
                 unchanged.into_iter().for_each(|forecast| change.unchanged.add(now.loss - forecast.loss));
                 unchanged_by.push(change.unchanged.mean());
@@ -146,21 +148,26 @@ impl Pooled {
         &mut self.changes[at].1
     }
 
-    /// What the absence of an engine costs if the others have this change; `None`: not simulated.
-    pub(crate) fn absence_with(&self, candidate: Candidate) -> Option<f64> {
-        self.changes.iter().find(|(known, _)| *known == candidate)?.1.absence.mean()
+    fn known(&self, candidate: Candidate) -> Option<&Change> {
+        self.changes.iter().find(|(known, _)| *known == candidate).map(|(_, change)| change)
     }
 
-    /// What it costs under the limits that go with this change, without the change; `None`: limits stay, or it was not simulated.
-    pub(crate) fn absence_under(&self, candidate: Candidate) -> Option<f64> {
-        self.changes.iter().find(|(known, _)| *known == candidate)?.1.absence_under.mean()
+    /// What the absence of an engine costs if the others have this change; `None`: not simulated.
+    pub(crate) fn absence_with(&self, candidate: Candidate) -> Option<f64> {
+        self.known(candidate)?.absence.mean()
+    }
+
+    /// How much of what the absence of an engine costs, without this change, the limits that go with it save; `None`: limits stay, or
+    /// it was not simulated.
+    pub(crate) fn limits_save(&self, candidate: Candidate) -> Option<f64> {
+        self.known(candidate)?.limits_save.mean()
     }
 
     /// Whether another change is so much better that this one need not be simulated again.
     pub(crate) fn is_beaten(&self, candidate: Candidate) -> bool {
-        let own = self.changes.iter().find(|(known, change)| *known == candidate && change.gains.0.len() >= ROUNDS_MIN);
+        let own = self.known(candidate).filter(|change| change.gains.0.len() >= ROUNDS_MIN);
         let best = self.changes.iter().filter_map(|(_, change)| Some(change.range()?.0)).fold(0.0, f64::max);
-        own.and_then(|(_, change)| change.range()).is_some_and(|(_, most)| most < best)
+        own.and_then(Change::range).is_some_and(|(_, most)| most < best)
     }
 }
 

@@ -98,9 +98,12 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
         let mark = if Some(*number) == slowest && intervals.len() > 1 { "slowest" } else { "" };
         latencies(&[&interval.clock(*number), mark], entries)
     });
-    let day = (24.0 * 3_600.0 / interval.seconds) as i64;
-    let midnight = intervals.keys().next().map_or(0, |first| first.div_euclid(day) * day);
-    let hours = |number: i64| (number - midnight) as f64 * interval.seconds / 3_600.0;
+    let (first, day) = (intervals.keys().next().copied().unwrap_or(0), (24.0 * 3_600.0 / interval.seconds) as i64);
+    let (origin, unit, x) = match interval.name {
+        "minute" => (first, 60.0, format!("minute since {}, UTC", interval.clock(first))),
+        _ => (first.div_euclid(day) * day, 3_600.0, "hour since midnight of the first day, UTC".to_owned()),
+    };
+    let place = |number: i64| (number - origin) as f64 * interval.seconds / unit;
     // With one class, the lengths of prompts show what it hides.
     let lengths = group(entries, |entry| entry.length().to_owned());
     let mut plotted: Vec<_> = if classes.len() > 1 { classes } else { &lengths }.iter().collect();
@@ -109,11 +112,10 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
     let course = |title: &str, y: &str, of: &dyn Fn(&[&Entry]) -> Option<f64>| {
         let points = |entries: &Group<'_>| {
             let intervals = group(entries.iter().copied(), |entry| interval.number(entry));
-            intervals.iter().filter_map(|(number, entries)| Some((hours(*number), of(entries)?))).collect()
+            intervals.iter().filter_map(|(number, entries)| Some((place(*number), of(entries)?))).collect()
         };
         let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
-        let x = "hour since midnight of the first day, UTC".to_owned();
-        Dots { title: title.to_owned(), x, y: y.to_owned(), series, connected: true }
+        Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true }
     };
     let dots = vec![
         course("Requests", &format!("per {}", interval.name), &|entries| Some(entries.len() as f64)),

@@ -140,6 +140,8 @@ fn times_are_by_minute_or_by_hour_as_the_records_need() {
     let long = good(70, 50).replace("\"prompt_tokens\":100", "\"prompt_tokens\":9000");
     let all = sections(&entries(&(good(0, 50) + &long)));
     let plots = &all.iter().find(|section| section.title == "By minute").unwrap().dots;
+    assert_eq!(plots[1].x, "minute since 2026-01-02 02:59, UTC");
+    assert_eq!(plots[1].series[0].1, [(2.0, 50.0)]);
     let names: Vec<_> = plots[1].series.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["4k to 16k", "up to 1k"]);
 }
