@@ -27,7 +27,7 @@ use crate::moves::{Direction, Move, Steps};
 use crate::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
-const REQUESTS: f64 = 200.0;
+pub(crate) const REQUESTS: f64 = 200.0;
 /// Below this loss, requests that miss are rare and come together, and a verdict needs [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
 /// Requests for a first look, which may only stop what is clearly worse, or find that nearly all miss.
@@ -142,6 +142,8 @@ pub struct Controller {
     pub(crate) load: Option<(f64, Lengths)>,
     /// Since when the load is as it is.
     pub(crate) load_since: Duration,
+    /// Since when the engines are as they are, as far as it knows.
+    pub(crate) engines_since: Duration,
     /// Since when objectives are missed although a change was tried.
     pub(crate) stuck_since: Option<Duration>,
     pub(crate) in_rotation: Option<Vec<usize>>,
@@ -175,6 +177,7 @@ impl Controller {
             blocks: Blocks::default(),
             load: None,
             load_since: Duration::ZERO,
+            engines_since: Duration::ZERO,
             stuck_since: None,
             in_rotation: None,
             latest: Duration::ZERO,
@@ -213,7 +216,7 @@ impl Controller {
     /// Forgets what it is about to try, and waits as after a change. No trial may be under way: [`stand_back`](Self::stand_back).
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
-        self.latest = now;
+        (self.latest, self.engines_since) = (now, now);
         self.state = State::Settling(now + SETTLE.0, now + SETTLE.1, None);
     }
 
@@ -256,6 +259,7 @@ impl Controller {
         let back = now < self.latest;
         self.latest = now;
         if moved || back {
+            self.engines_since = now;
             let why = if back { "the clock went backwards" } else { "a backend entered or left rotation" };
             return self.stand_back(now, why);
         }

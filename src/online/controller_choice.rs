@@ -7,12 +7,12 @@
 
 use std::time::Duration;
 
-use crate::controller::{Action, Asked, Controller, State};
+use crate::controller::{Action, Asked, Controller, REQUESTS, State};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::forecast::{Answer, BOUND, LimitsQuestion};
 use crate::limits::{Knob, Limits, PoolLimits};
 use crate::moves::{Direction, Move, candidates};
-use crate::recent::RecentRequest;
+use crate::recent::{RecentRequest, with_queue};
 use crate::window::{Score, Window};
 
 /// A simulation without an answer for so long has failed.
@@ -125,8 +125,10 @@ impl Controller {
         }
         // Of those that arrived later, only the fast ones have ended.
         let until = asked.since.saturating_sub(self.horizon);
-        let from = until.saturating_sub(SPAN).max(self.load_since.min(asked.window));
-        let requests = recent().into_iter().filter(|request| (from..until).contains(&request.at)).collect();
+        let (from, recent) = (until.saturating_sub(SPAN).max(self.load_since.min(asked.window)), recent());
+        // Fewer engines have left a queue that is not there if all of them serve from the beginning.
+        let since = with_queue(&recent, from.max(self.engines_since), until);
+        let requests = if since.len() as f64 >= REQUESTS { since } else { with_queue(&recent, from, until) };
         let candidates = asked.moves.iter().map(|step| step.to.clone()).collect();
         Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests })
     }
@@ -328,19 +330,57 @@ mod tests {
         assert_eq!((tried(&mut controller), controller.limits()), (None, &limits()));
     }
 
-    #[test]
-    fn requests_of_the_last_minutes_are_simulated_without_those_that_may_not_have_ended() {
-        let (mut controller, _) = asks();
+    /// Ten requests a second, of which every tenth waits for 20 s.
+    fn recent() -> Vec<RecentRequest> {
+        let waited = |number: u32| Duration::from_secs(if number.is_multiple_of(10) { 20 } else { 0 });
+        let request = |number| (Duration::from_millis(100) * number, waited(number));
+        let of = |(at, waited)| RecentRequest { at, waited, prompt: 1, output: 1, model: None };
+        (0..10_000).map(request).map(of).collect()
+    }
+
+    /// When the requests arrive that are simulated at ten times [`NOW`].
+    fn simulated(controller: &mut Controller) -> Vec<Duration> {
         let State::Asking(asked) = &mut controller.state else { panic!("it asks") };
         (asked.is_ordered, asked.since) = (false, 10 * NOW);
         controller.load_since = Duration::ZERO;
-        let recent = || {
-            (0..1_000)
-                .map(|second| RecentRequest { at: Duration::from_secs(second), prompt: 1, output: 1, model: None })
-                .collect()
-        };
-        let at: Vec<Duration> = controller.question(recent).unwrap().requests.iter().map(|one| one.at).collect();
+        controller.question(recent).unwrap().requests.iter().map(|one| one.at).collect()
+    }
+
+    #[test]
+    fn requests_of_the_last_minutes_are_simulated_without_those_that_may_not_have_ended() {
+        let (mut controller, _) = asks();
+        let at = simulated(&mut controller);
         let last = 10 * NOW - Duration::from_secs(1);
-        assert_eq!((at[0], *at.last().unwrap()), (last - SPAN, last - Duration::from_secs(1)));
+        assert_eq!((at[0], *at.last().unwrap()), (last - SPAN, last - Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn a_simulation_begins_with_these_engines_and_with_what_waited_for_them() {
+        let (mut controller, _) = asks();
+        let last = 10 * NOW - Duration::from_secs(1);
+        let mut begins = |changed: Duration| {
+            controller.engines_since = changed;
+            let at = simulated(&mut controller);
+            (at[0], at.iter().filter(|one| **one == at[0]).count())
+        };
+        // One every second waits for 20 s; one more arrives right then.
+        assert_eq!(begins(last - Duration::from_secs(60)), (last - Duration::from_secs(60), 20 + 1));
+        let too_few = last - Duration::from_secs(15);
+        assert_eq!(begins(too_few), (last - SPAN, 20 + 1), "200 requests at least");
+        assert_eq!(begins(Duration::ZERO), (last - SPAN, 20 + 1));
+    }
+
+    #[test]
+    fn engines_are_other_ones_after_a_change_and_when_one_enters_or_leaves_rotation() {
+        let (mut controller, _) = asks();
+        let mut window = Window { from: NOW, pools: vec![PoolWindow::new(NOW)] };
+        window.pools[0].usage = Usage { moments: 1, in_rotation: 2, ..Usage::default() };
+        controller.step(2 * NOW, &window);
+        assert_eq!(controller.engines_since, Duration::ZERO);
+        window.pools[0].usage.in_rotation = 1;
+        controller.step(3 * NOW, &window);
+        assert_eq!(controller.engines_since, 3 * NOW);
+        controller.adopt(0, limits().0[0], 4 * NOW);
+        assert_eq!(controller.engines_since, 4 * NOW);
     }
 }

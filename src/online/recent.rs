@@ -19,6 +19,8 @@ pub const RECENT_SPAN: Duration = Duration::from_secs(600);
 pub struct RecentRequest {
     /// When it arrived.
     pub at: Duration,
+    /// How long it waited in the gateway's queue.
+    pub waited: Duration,
     /// Prompt tokens.
     pub prompt: u32,
     /// Output tokens; 0: not known, because it was not served.
@@ -44,6 +46,7 @@ impl Recent {
         let narrow = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         self.0.push_back(RecentRequest {
             at: now.saturating_sub(record.total),
+            waited: record.queue_wait,
             prompt: narrow(prompt),
             output: narrow(output),
             model: record.model.clone(),
@@ -63,5 +66,44 @@ impl Recent {
         all.iter_mut().filter(|one| one.output == 0).for_each(|one| one.output = median);
         all.sort_by_key(|one| one.at);
         all
+    }
+}
+
+/// Those that arrive between `from` and `until`, and first those that wait at `from` since earlier, as if they arrived then: what
+/// happens to the others depends on them.
+pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> Vec<RecentRequest> {
+    let counts = |request: &&RecentRequest| request.at < until && request.at.max(from) <= request.at + request.waited;
+    requests
+        .iter()
+        .filter(counts)
+        .map(|request| RecentRequest { at: request.at.max(from), ..request.clone() })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_wait_since_earlier_come_first() {
+        let seconds = Duration::from_secs;
+        let request = |at, waited, prompt| RecentRequest {
+            at: seconds(at),
+            waited: seconds(waited),
+            prompt,
+            output: 1,
+            model: None,
+        };
+        let all = [
+            request(10, 200, 1),
+            request(20, 79, 2),
+            request(30, 80, 3),
+            request(100, 0, 4),
+            request(199, 50, 5),
+            request(200, 0, 6),
+        ];
+        let found = with_queue(&all, seconds(100), seconds(200));
+        let found: Vec<_> = found.iter().map(|one| (one.at.as_secs(), one.prompt)).collect();
+        assert_eq!(found, [(100, 1), (100, 3), (100, 4), (199, 5)]);
     }
 }

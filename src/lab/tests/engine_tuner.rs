@@ -79,8 +79,13 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
 #[test]
 fn a_forecast_is_made_under_the_limits_of_its_question() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request =
-        |number: u64| RecentRequest { at: Duration::from_millis(200 * number), prompt: 500, output: 150, model: None };
+    let request = |number: u64| RecentRequest {
+        at: Duration::from_millis(200 * number),
+        waited: Duration::ZERO,
+        prompt: 500,
+        output: 150,
+        model: None,
+    };
     let loss = |slots| {
         let limits = PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
         let question = Question {
@@ -99,8 +104,13 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
 #[test]
 fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request =
-        |number: u64| RecentRequest { at: Duration::from_millis(200 * number), prompt: 500, output: 150, model: None };
+    let request = |number: u64| RecentRequest {
+        at: Duration::from_millis(200 * number),
+        waited: Duration::ZERO,
+        prompt: 500,
+        output: 150,
+        model: None,
+    };
     let with = |slots| PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
     let absence = |limits: Option<PoolLimits>| {
         let question = Question {
@@ -124,8 +134,13 @@ fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change
 #[test]
 fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request =
-        |number: u64| RecentRequest { at: Duration::from_millis(200 * number), prompt: 500, output: 150, model: None };
+    let request = |number: u64| RecentRequest {
+        at: Duration::from_millis(200 * number),
+        waited: Duration::ZERO,
+        prompt: 500,
+        output: 150,
+        model: None,
+    };
     let with = |slots| Limits(vec![PoolLimits { slots, ..Limits::of(&lab.config).0[0] }]);
     let question = LimitsQuestion {
         pools: vec!["all".to_owned()],
