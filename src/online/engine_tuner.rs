@@ -50,6 +50,8 @@ pub(crate) const RESTART: Duration = Duration::from_secs(120);
 pub(crate) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
 /// Copies that it must serve.
 pub(crate) const COPIES_SERVED: u64 = 30;
+/// So many copies are enough after this time: while it gets copies, the other engines serve its share of the requests.
+pub(crate) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 /// Copies that fail before it is taken back.
 pub(crate) const COPIES_FAILED: u64 = 3;
 /// How long the queue may take to become as short as before the restart.

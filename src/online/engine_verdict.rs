@@ -10,8 +10,8 @@ use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Look, Order};
 use crate::engine_saved::Closed;
 use crate::engine_tuner::{
-    ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, EngineTuner,
-    FAILURES, GAIN, GAIN_MIN, PROMISING, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
+    ABSENT, BATCHES, CLOSED, CLOSED_MAX, COMPARED, CONFIDENCE, COPIES, COPIES_FAILED, COPIES_SERVED, COPIES_SOON,
+    EngineTuner, FAILURES, GAIN, GAIN_MIN, PROMISING, RECOVERY, REST, SETTLE, SURGE, State, WATCHED,
 };
 use crate::event::{Event, EventKind};
 use crate::forecast::Realised;
@@ -108,7 +108,9 @@ impl EngineTuner {
         self.proof.look(look.now, copies, &canary);
         change.proved = self.proof.proved();
         let lasted = look.now.saturating_sub(since);
-        let enough = canary.requests - canary.failed >= COPIES_SERVED;
+        let served = canary.requests - canary.failed;
+        let (most, soon) = COPIES_SOON;
+        let enough = served >= COPIES_SERVED && lasted >= COPIES.0 || served >= most && lasted >= soon;
         let serves = |within: Duration| canary.served.is_some_and(|at| look.now <= at + within);
         if lasted >= COPIES.1 && (!serves(SILENT) || change.proved.sequences == 0) {
             let why = "it stopped serving copies of requests";
@@ -119,13 +121,10 @@ impl EngineTuner {
                 _ => self.fail(look.now, why, None, orders),
             };
         }
-        if lasted >= COPIES.1 || (lasted >= COPIES.0 && enough && change.proved.sequences > 0 && serves(FRESH)) {
+        if lasted >= COPIES.1 || (enough && change.proved.sequences > 0 && serves(FRESH)) {
             change.stage = Stage::Recovery;
             let Load { sequences, tokens } = change.proved;
-            let shown = format!(
-                "{} copies of requests were served, {sequences} of {tokens} tokens at once",
-                canary.requests - canary.failed
-            );
+            let shown = format!("{served} copies of requests were served, {sequences} of {tokens} tokens at once");
             self.note(look.now, EventKind::Compared, shown);
             self.state = State::Measuring { since: look.now, absent: None };
             orders.push(Order::Configure);

@@ -14,6 +14,7 @@ Steps build on each other; each prints one line. The last line is `N passed, N f
 import concurrent.futures
 import json
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -45,17 +46,18 @@ def check(holds, what):
 
 
 class Load:
-    """Clients that send one request after the other until they are told to end."""
+    """Clients that send one request after the other, `pause` seconds apart on average, until the load ends."""
 
-    def __init__(self, url):
+    def __init__(self, url, clients=CLIENTS, pause=0.0, tokens=BODY["max_tokens"]):
         self.url, self.over, self.ended = url, threading.Event(), []
-        self.pool = concurrent.futures.ThreadPoolExecutor(CLIENTS)
-        self.running = [self.pool.submit(self.client) for _ in range(CLIENTS)]
+        self.pause, self.body = pause, {**BODY, "max_tokens": tokens}
+        self.pool = concurrent.futures.ThreadPoolExecutor(clients)
+        self.running = [self.pool.submit(self.client, random.Random(number)) for number in range(clients)]
 
-    def client(self):
-        while not self.over.is_set():
+    def client(self, chance):
+        while not self.over.wait(chance.expovariate(1 / self.pause) if self.pause else 0):
             began, first = time.monotonic(), None
-            call = Call(self.url, "POST", CHAT, BODY)
+            call = Call(self.url, "POST", CHAT, self.body)
             for _ in call.stream():
                 first = first or time.monotonic() - began
             call.close()

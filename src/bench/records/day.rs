@@ -115,7 +115,7 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
             intervals.iter().filter_map(|(number, entries)| Some((place(*number), of(entries)?))).collect()
         };
         let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
-        Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true }
+        Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true, may_be_log: y == "ms" }
     };
     let dots = vec![
         course("Requests", &format!("per {}", interval.name), &|entries| Some(entries.len() as f64)),

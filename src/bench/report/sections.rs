@@ -33,7 +33,12 @@ pub struct Dots {
     pub series: Vec<(String, Vec<(f64, f64)>)>,
     /// Whether lines connect the points of a series.
     pub connected: bool,
+    /// Whether the vertical axis may be logarithmic; it is where values differ by a factor of more than [`WIDE`].
+    pub may_be_log: bool,
 }
+
+/// See [`Dots::may_be_log`].
+const WIDE: f64 = 30.0;
 
 /// The HTML of sections, made by a command. `notes` stand above them.
 pub fn page(command: &str, title: &str, notes: &[String], sections: &[Section]) -> String {
@@ -70,8 +75,12 @@ fn plot(dots: &Dots) -> Plot {
         let draw = if dots.connected { Draw::Marked } else { Draw::Dots };
         Series { name, draw, color, points }
     });
+    let values = || dots.series.iter().flat_map(|(_, points)| points.iter().map(|(_, y)| *y));
+    let least = values().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
+    let log = dots.may_be_log && values().any(|value| value > WIDE * least);
     let axis = |label: &String| Axis { label: label.clone(), ..Axis::default() };
-    Plot { title: dots.title.clone(), x: axis(&dots.x), y: axis(&dots.y), series: series.collect(), ..Plot::default() }
+    let (x, y) = (axis(&dots.x), Axis { log, ..axis(&dots.y) });
+    Plot { title: dots.title.clone(), x, y, series: series.collect(), ..Plot::default() }
 }
 
 #[cfg(test)]
@@ -98,5 +107,15 @@ mod tests {
         assert!(page.contains("<b>17 %</b><span>of it</span><i>a share</i>"));
         assert!(!page.contains("empty"));
         assert!(page.contains("<small>sluice command</small>title") && page.contains("<li>a note</li>"));
+    }
+
+    #[test]
+    fn an_axis_is_logarithmic_where_it_may_be_and_values_differ_widely() {
+        let is_log = |may_be_log, values: [f64; 3]| {
+            let points = values.into_iter().map(|y| (0.0, y)).collect();
+            plot(&Dots { series: vec![("a".to_owned(), points)], may_be_log, ..Dots::default() }).y.log
+        };
+        assert!(is_log(true, [0.0, 60.0, 40_000.0]));
+        assert!(!is_log(true, [0.0, 60.0, 600.0]) && !is_log(true, [0.0; 3]) && !is_log(false, [0.0, 60.0, 40_000.0]));
     }
 }

@@ -55,6 +55,6 @@ fn over_time(report: &ExperimentReport, comparison: usize, at: usize, quantity: 
             .enumerate()
             .map(|(pick, name)| ((*name).to_owned(), points(pick)))
             .collect(),
-        connected: false,
+        ..Dots::default()
     }
 }

@@ -1,7 +1,7 @@
 //! How much requests load an engine with a change: nothing before its copies, and then as much as these did.
 
 use crate::change::Stage;
-use crate::engine_tuner::COPIES;
+use crate::engine_tuner::{COPIES, COPIES_SOON};
 use crate::event::EventKind;
 use crate::proof::Load;
 
@@ -46,6 +46,23 @@ fn where_no_request_can_be_copied_no_engine_with_a_change_serves_one() {
     let (kind, why) = pool.events.last().unwrap();
     assert_eq!((*kind, why.contains("no request could be copied")), (EventKind::Undone, true), "{why}");
     assert_eq!(pool.tuner.failures, 0, "it did nothing wrong");
+}
+
+#[test]
+fn copies_end_sooner_where_many_are_served() {
+    // Half of the requests of a second are counted for the canary.
+    let lasts = |rate: u32| {
+        let mut pool = Deployment { rate, ..Deployment::new(2, helps) };
+        pool.run_until(Some(Stage::Copies));
+        let since = pool.now;
+        pool.run_until(Some(Stage::Recovery));
+        (pool.now - since).as_secs()
+    };
+    let (many, soon) = COPIES_SOON;
+    assert_eq!(lasts(10), COPIES.0.as_secs());
+    assert_eq!(lasts(200), soon.as_secs());
+    let between = lasts(many as u32 / 30);
+    assert!((55..65).contains(&between), "33 a second are many after 60 s: {between}");
 }
 
 #[test]
