@@ -1,9 +1,9 @@
 //! Forecasts for the online tuner: the requests of the last minutes through the gateway's request path, with the settings in force
 //! and with each candidate.
 //!
-//! What is not simulated: shared beginnings of prompts, because the gateway keeps no prompts, and engines whose flags are not
-//! those of the configuration. All runs have the same requests at the same times, so the error of a difference is that of
-//! the differences of batches.
+//! What is not simulated: shared beginnings of prompts, because the gateway keeps no prompts; engines whose flags are not
+//! those of the configuration; requests in service when the simulation begins, and those that have not ended when it is asked
+//! for. All runs have the same requests at the same times, so the error of a difference is that of the differences of batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +79,9 @@ pub fn forecast_limits(lab: &Lab, question: &LimitsQuestion, seed: u64) -> Answe
     let Some(base) = replay(lab, &question.requests) else { return Answer::default() };
     let with = |limits: &Limits| {
         let pools = question.pools.iter().zip(&limits.0);
-        batches(&pools.fold(base.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits))), seed)
+        let lab = pools.fold(base.clone(), |lab, (pool, limits)| with_limits(&lab, pool, Some(*limits)));
+        // All that wait arrive in the first batch.
+        batches(&lab, seed).map(|found| found.into_iter().skip(usize::from(question.waiting > 0)).collect::<Vec<_>>())
     };
     let Some(now) = with(&question.now) else { return Answer::default() };
     let candidates = question.candidates.iter().map(|limits| Some(beside(&now, &with(limits)?))).collect();

@@ -33,7 +33,7 @@ const SMALL_LOSS: f64 = 0.2;
 /// Requests for a first look, which may only stop what is clearly worse, or find that nearly all miss.
 const REQUESTS_SOON: f64 = 40.0;
 /// The shortest time for a verdict.
-const MEASURED: Duration = Duration::from_secs(30);
+pub(crate) const MEASURED: Duration = Duration::from_secs(30);
 /// The shortest time for a first look.
 const MEASURED_SOON: Duration = Duration::from_secs(10);
 /// The longest time in which a verdict is reached; after it, fewer requests must do, down to [`REQUESTS_SOON`].
@@ -213,7 +213,7 @@ impl Controller {
         self.pause(now);
     }
 
-    /// Forgets what it is about to try, and waits as after a change. No trial may be under way: [`stand_back`](Self::stand_back).
+    /// Forgets what it is about to try, and waits as after a change of the engines. No trial may be under way: [`stand_back`](Self::stand_back).
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         (self.latest, self.engines_since) = (now, now);

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::controller::{Action, Asked, Controller, REQUESTS, State};
+use crate::controller::{Action, Asked, Controller, MEASURED, REQUESTS, State};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::forecast::{Answer, BOUND, LimitsQuestion};
 use crate::limits::{Knob, Limits, PoolLimits};
@@ -19,7 +19,7 @@ use crate::window::{Score, Window};
 const ANSWERED: Duration = Duration::from_secs(60);
 /// The most changes that are simulated at once, the most promising ones.
 const MOVES_MAX: usize = 6;
-/// The requests that are simulated: those of the last minutes, under the present load.
+/// The requests that are simulated: those of the last minutes, under the present load, from the last change of the engines.
 const SPAN: Duration = Duration::from_secs(180);
 /// A change helps if the loss falls by this share of it, as after a trial.
 const HELPS: f64 = 0.03;
@@ -125,12 +125,17 @@ impl Controller {
         }
         // Of those that arrived later, only the fast ones have ended.
         let until = asked.since.saturating_sub(self.horizon);
-        let (from, recent) = (until.saturating_sub(SPAN).max(self.load_since.min(asked.window)), recent());
-        // Fewer engines have left a queue that is not there if all of them serve from the beginning.
-        let since = with_queue(&recent, from.max(self.engines_since), until);
-        let requests = if since.len() as f64 >= REQUESTS { since } else { with_queue(&recent, from, until) };
+        let recent = recent();
+        // Of those that were admitted before the first one that is known, some are known because they took longest.
+        let known = recent.iter().map(|request| request.at + request.waited).min().unwrap_or_default();
+        let from = until.saturating_sub(SPAN).max(self.load_since.min(asked.window)).max(known);
+        // After an engine was absent, requests still wait. A simulation that begins earlier, with all engines, would not show them.
+        let begin = from.max(self.engines_since);
+        let (waiting, found) = with_queue(&recent, begin, until);
+        let is_enough = (found.len() - waiting) as f64 >= REQUESTS && until >= begin + MEASURED;
+        let (waiting, requests) = if is_enough { (waiting, found) } else { with_queue(&recent, from, until) };
         let candidates = asked.moves.iter().map(|step| step.to.clone()).collect();
-        Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests })
+        Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests, waiting })
     }
 
     /// The simulation has ended.
@@ -365,8 +370,8 @@ mod tests {
         };
         // One every second waits for 20 s; one more arrives right then.
         assert_eq!(begins(last - Duration::from_secs(60)), (last - Duration::from_secs(60), 20 + 1));
-        let too_few = last - Duration::from_secs(15);
-        assert_eq!(begins(too_few), (last - SPAN, 20 + 1), "200 requests at least");
+        let too_short = last - Duration::from_secs(29);
+        assert_eq!(begins(too_short), (last - SPAN, 20 + 1), "30 s at least");
         assert_eq!(begins(Duration::ZERO), (last - SPAN, 20 + 1));
     }
 

@@ -46,11 +46,12 @@ pub(crate) const CONFIDENCE: f64 = 0.99;
 pub(crate) const ASSUMED: f64 = 0.25;
 /// What a restart is assumed to take until one was seen, or a start of these engines.
 pub(crate) const RESTART: Duration = Duration::from_secs(120);
-/// How long the canary gets copies, at least and at most.
+/// How long the canary gets copies: at least, unless [`COPIES_SOON`] is reached, and at most.
 pub(crate) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
 /// Copies that it must serve.
 pub(crate) const COPIES_SERVED: u64 = 30;
-/// So many copies are enough after this time: while it gets copies, the other engines serve its share of the requests.
+/// So many copies that it has served are enough after this time: meanwhile the other engines serve its share of the requests. What a
+/// change costs is weighed with [`COPIES`].
 pub(crate) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 /// Copies that fail before it is taken back.
 pub(crate) const COPIES_FAILED: u64 = 3;

@@ -67,6 +67,9 @@ pub struct LimitsQuestion {
     pub candidates: Vec<Limits>,
     /// The requests.
     pub requests: Vec<RecentRequest>,
+    /// How many of them, the first ones, wait already when the simulation begins. They do not count: how long they waited before is not
+    /// simulated.
+    pub waiting: usize,
 }
 
 /// What requests would experience.

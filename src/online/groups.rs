@@ -37,7 +37,7 @@ pub(crate) fn acting(mode: TunerMode) -> Acting {
 }
 
 impl Group {
-    pub(crate) fn new(pools: Vec<usize>, config: &Config, configured: &Limits) -> Self {
+    pub(crate) fn new(pools: Vec<usize>, config: &Config, configured: &Limits, now: Duration) -> Self {
         let own = || pools.iter().map(|at| &config.pools[*at]);
         let names = own().map(|pool| pool.name.clone()).collect();
         let limits = Limits(pools.iter().map(|at| configured.0[*at]).collect());
@@ -45,6 +45,8 @@ impl Group {
         let longest = own().filter_map(|pool| pool.slo.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
+        // Before that, there may have been other engines.
+        controller.engines_since = now;
         let described = &config.tuner.simulation;
         controller.set_simulates(described.gpu.is_some() && described.model.is_some());
         let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());

@@ -1,4 +1,4 @@
-//! The requests of the last minutes, as far as a simulation needs them: when they came and how long they were.
+//! The requests of the last minutes, as far as a simulation needs them: when they came, how long they waited and how long they were.
 //!
 //! No prompts and no names except those of adapters. Bounds: [`RECENT_MAX`] requests of the last [`RECENT_SPAN`].
 
@@ -19,7 +19,7 @@ pub const RECENT_SPAN: Duration = Duration::from_secs(600);
 pub struct RecentRequest {
     /// When it arrived.
     pub at: Duration,
-    /// How long it waited in the gateway's queue.
+    /// How long it waited in the gateway's queue, in all attempts together.
     pub waited: Duration,
     /// Prompt tokens.
     pub prompt: u32,
@@ -69,15 +69,16 @@ impl Recent {
     }
 }
 
-/// Those that arrive between `from` and `until`, and first those that wait at `from` since earlier, as if they arrived then: what
-/// happens to the others depends on them.
-pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> Vec<RecentRequest> {
-    let counts = |request: &&RecentRequest| request.at < until && request.at.max(from) <= request.at + request.waited;
-    requests
-        .iter()
-        .filter(counts)
-        .map(|request| RecentRequest { at: request.at.max(from), ..request.clone() })
-        .collect()
+/// Requests that arrive between `from` and `until`, preceded by those that wait at `from` since earlier, which are moved to `from`:
+/// what happens to the others depends on them. Returns also how many these are. Requests in service at `from` are left out, and so
+/// are those that have not ended yet.
+pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
+    let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
+    let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };
+    let mut found: Vec<_> = requests.iter().filter(waits).map(moved).collect();
+    let waiting = found.len();
+    found.extend(requests.iter().filter(|request| (from..until).contains(&request.at)).cloned());
+    (waiting, found)
 }
 
 #[cfg(test)]
@@ -102,7 +103,8 @@ mod tests {
             request(199, 50, 5),
             request(200, 0, 6),
         ];
-        let found = with_queue(&all, seconds(100), seconds(200));
+        let (waiting, found) = with_queue(&all, seconds(100), seconds(200));
+        assert_eq!(waiting, 2);
         let found: Vec<_> = found.iter().map(|one| (one.at.as_secs(), one.prompt)).collect();
         assert_eq!(found, [(100, 1), (100, 3), (100, 4), (199, 5)]);
     }

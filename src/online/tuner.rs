@@ -60,7 +60,8 @@ impl Tuner {
         observer.configure(config, now);
         let configured = Limits::of(config);
         let mode = config.tuner.mode;
-        let groups = groups(&config.pools).into_iter().map(|pools| Group::new(pools, config, &configured)).collect();
+        let groups =
+            groups(&config.pools).into_iter().map(|pools| Group::new(pools, config, &configured, now)).collect();
         let engines = EngineTuner::new(rules(config));
         Self {
             mode,

@@ -115,13 +115,15 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
             intervals.iter().filter_map(|(number, entries)| Some((place(*number), of(entries)?))).collect()
         };
         let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
-        Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true, may_be_log: y == "ms" }
+        Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true, ..Dots::default() }
     };
+    // Next to nothing waits in many queues: a logarithmic axis would show differences of microseconds.
+    let latency = |dots: Dots| Dots { may_be_log: true, ..dots };
     let dots = vec![
         course("Requests", &format!("per {}", interval.name), &|entries| Some(entries.len() as f64)),
-        course("TTFT P99", "ms", &|entries| ttft(entries, 0.99)),
+        latency(course("TTFT P99", "ms", &|entries| ttft(entries, 0.99))),
         course("Queue P99", "ms", &|entries| queue(entries, 0.99)),
-        course("E2EL P99", "ms", &|entries| e2el(entries, 0.99)),
+        latency(course("E2EL P99", "ms", &|entries| e2el(entries, 0.99))),
     ];
     Section {
         title: format!("By {}", interval.name),

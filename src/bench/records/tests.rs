@@ -144,6 +144,7 @@ fn times_are_by_minute_or_by_hour_as_the_records_need() {
     assert_eq!(plots[1].series[0].1, [(2.0, 50.0)]);
     let names: Vec<_> = plots[1].series.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["4k to 16k", "up to 1k"]);
+    assert_eq!(plots.iter().map(|plot| plot.may_be_log).collect::<Vec<_>>(), [false, true, false, true]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::setup::{Forecaster, Plant, PlantedFault};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::forecast::{forecast, forecast_limits};
@@ -147,6 +148,7 @@ fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
         now: with(64),
         candidates: vec![with(64), with(1)],
         requests: (0..300).map(request).collect(),
+        waiting: 0,
     };
     let answer = forecast_limits(&lab, &question, 1);
     let [Some(same), Some(fewer)] = answer.candidates[..] else { panic!("{answer:?}") };
@@ -155,6 +157,55 @@ fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
     assert!(fewer.loss > now.loss + 0.5, "{fewer:?}, {now:?}");
     let few = LimitsQuestion { requests: question.requests[..50].to_vec(), ..question };
     assert_eq!(forecast_limits(&lab, &few, 1), Answer::default(), "too few to say");
+}
+
+/// The most requests that waited when a simulation was to begin.
+static WAITED: AtomicUsize = AtomicUsize::new(0);
+
+fn notes_what_waits(_: &Lab, question: &LimitsQuestion, _: u64) -> Answer {
+    WAITED.fetch_max(question.waiting, Ordering::Relaxed);
+    Answer::default()
+}
+
+#[test]
+fn limits_are_simulated_with_what_waited_then() {
+    let mut lab = lab("{ max-num-seqs = 4 }", "[]", "6m", (4.8, 0.1), 400);
+    let config = Arc::make_mut(&mut lab.config);
+    let mut limits = Limits::of(config);
+    limits.0[0].slots = 4;
+    limits.put(config);
+    lab.forecaster = Some(Forecaster { flags: promises, limits: Some(notes_what_waits) });
+    run(&lab, 1).unwrap();
+    let waited = WAITED.load(Ordering::Relaxed);
+    assert!(waited > 10, "{waited}");
+}
+
+#[test]
+fn what_waits_holds_up_the_others_and_does_not_count_itself() {
+    let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
+    let request = |at: Duration| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };
+    let with = |slots| Limits(vec![PoolLimits { slots, ..Limits::of(&lab.config).0[0] }]);
+    let answer = |waiting: usize, is_said: bool| {
+        let requests = (0..waiting).map(|_| Duration::ZERO).chain((0..300).map(|n| Duration::from_millis(200 * n)));
+        let requests = requests.map(request).collect();
+        let question = LimitsQuestion {
+            pools: vec!["all".to_owned()],
+            now: with(8),
+            candidates: vec![with(64)],
+            requests,
+            waiting: if is_said { waiting } else { 0 },
+        };
+        let answer = forecast_limits(&lab, &question, 1);
+        (answer.now.unwrap(), answer.candidates[0].unwrap())
+    };
+    let (now, more) = answer(0, true);
+    assert!(now.loss < 0.01 && more.loss < 0.01, "{now:?} {more:?}");
+    // They take a while on both engines together, whatever the slots; only with few of them the others wait for all.
+    let (now, more) = answer(200, true);
+    assert!(now.loss > 0.1 && more.loss < 0.7 * now.loss, "{now:?} {more:?}");
+    assert!(now.loss - more.loss > 2.0 * more.error, "{now:?} {more:?}");
+    let (counted, _) = answer(200, false);
+    assert!(counted.loss > now.loss + 0.1, "{now:?} {counted:?}");
 }
 
 #[test]
