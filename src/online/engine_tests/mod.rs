@@ -4,6 +4,7 @@ mod bounds;
 mod decisions;
 mod deployment;
 mod limits;
+mod whole;
 
 use std::time::Duration;
 

@@ -1,0 +1,127 @@
+//! The tuner of a whole configuration and a change of engines that is under way: whoever ends it, the engine that was changed gets its
+//! flags back.
+
+use std::time::Duration;
+
+use super::deployment::{BEFORE, FLAG, SECOND};
+use crate::change::{EngineChange, Stage};
+use crate::engine_look::{EngineState, Order, Restarted};
+use crate::engine_tuner::State;
+use crate::event::EventKind;
+use crate::flags::Flags;
+use crate::proof::Load;
+use crate::tuner::Tuner;
+use crate::window::Observer;
+use sluice_gateway::config::{Config, Machine, Surroundings, TunerMode};
+
+const TEXT: &str = r#"
+[slo]
+ttft = "1s"
+[tuner]
+mode = "apply"
+flags = ["max-num-seqs"]
+[[model]]
+name = "m"
+[[pool]]
+name = "p"
+models = ["m"]
+[[pool.backend]]
+name = "e0"
+url = "http://127.0.0.1:1"
+[[pool.backend]]
+name = "e1"
+url = "http://127.0.0.1:2"
+"#;
+
+const AFTER: f64 = 2.0 * BEFORE;
+/// When it ends.
+const NOW: Duration = Duration::from_secs(1_000);
+
+fn config() -> Config {
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    Config::parse(TEXT, "test", &[], &around).expect("valid").config
+}
+
+fn engines(values: [f64; 2]) -> Vec<EngineState> {
+    let of = |(at, value)| EngineState {
+        pool: "p".to_owned(),
+        backend: format!("e{at}"),
+        flags: Some(Flags::from([(FLAG, value)])),
+        serves: true,
+        ..EngineState::default()
+    };
+    (0..).zip(values).map(of).collect()
+}
+
+/// A tuner that compares an engine with more sequences with another one.
+fn compares(observer: &Observer) -> Tuner {
+    let mut tuner = Tuner::new(&config(), observer, Duration::ZERO);
+    tuner.engines.change = Some(EngineChange {
+        number: 1,
+        pool: "p".to_owned(),
+        backends: vec!["e0".to_owned(), "e1".to_owned()],
+        flag: FLAG,
+        from: BEFORE,
+        to: AFTER,
+        limits: None,
+        limits_first: false,
+        loss_before: 0.5,
+        forecast: None,
+        crowded: false,
+        changed: vec!["e0".to_owned()],
+        stage: Stage::Compared,
+        proved: Load::new(20, 2_000),
+    });
+    tuner.engines.state = State::Measuring { since: NOW - SECOND, absent: None };
+    tuner.step_engines(&engines([AFTER, BEFORE]), None, observer, NOW - SECOND);
+    assert_eq!(tuner.engine_change().map(|change| change.stage), Some(Stage::Compared), "{:?}", tuner.take_events());
+    let mut with = config();
+    tuner.put(&mut with);
+    assert_eq!(with.experiments.len(), 1);
+    tuner
+}
+
+/// Ends a change: a description, and how.
+type End = (&'static str, EventKind, fn(&mut Tuner, &Observer));
+
+#[test]
+fn whatever_ends_a_change_takes_the_engine_back_and_ends_the_comparison() {
+    let ends: [End; 4] = [
+        ("the tuner is switched off", EventKind::StoodBack, |tuner, observer| {
+            let mut config = config();
+            config.tuner.mode = TunerMode::Off;
+            tuner.configure(&mut config, observer, NOW);
+        }),
+        ("other limits are configured", EventKind::StoodBack, |tuner, observer| {
+            let mut config = config();
+            config.pools[0].slots += 1;
+            tuner.configure(&mut config, observer, NOW);
+        }),
+        ("an operator freezes it", EventKind::StoodBack, |tuner, observer| {
+            tuner.freeze(Some("by an operator".to_owned()), observer, NOW);
+        }),
+        ("a guardrail stops the experiment", EventKind::Undone, |tuner, observer| {
+            assert_eq!(tuner.experiment_stopped("too many failed", observer, NOW), [Order::Configure]);
+        }),
+    ];
+    for (what, kind, end) in ends {
+        let observer = Observer::default();
+        let mut tuner = compares(&observer);
+        end(&mut tuner, &observer);
+        assert!(tuner.has_work(), "{what}");
+        let mut orders = Vec::new();
+        for second in 0..3 {
+            let now = NOW + second * SECOND;
+            orders.extend(tuner.step_engines(&engines([AFTER, BEFORE]), None, &observer, now));
+        }
+        let returns = |order: &&Order| matches!(order, Order::Restart { engine, flag: FLAG, value, .. } if engine == "p/e0" && *value == BEFORE);
+        assert_eq!(orders.iter().filter(returns).count(), 1, "{what}: {orders:?}");
+        assert!(tuner.take_events().iter().any(|event| event.kind == kind && event.key.contains(".engine.")), "{what}");
+        let mut with = config();
+        tuner.put(&mut with);
+        assert!(with.experiments.is_empty(), "{what}");
+        tuner.restarted(Restarted::Done, &observer, NOW + 60 * SECOND);
+        tuner.step_engines(&engines([BEFORE, BEFORE]), None, &observer, NOW + 61 * SECOND);
+        assert_eq!(tuner.engine_change(), None, "{what}");
+    }
+}
