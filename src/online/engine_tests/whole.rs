@@ -1,4 +1,4 @@
-//! The tuner of a whole configuration and a change of engines that is under way: whoever ends it, the engine that was changed gets its
+//! The tuner of a whole configuration and a change of engines that is under way: however it ends, the engine that was changed gets its
 //! flags back.
 
 use std::time::Duration;
