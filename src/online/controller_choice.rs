@@ -373,6 +373,13 @@ mod tests {
         let too_short = last - Duration::from_secs(29);
         assert_eq!(begins(too_short), (last - SPAN, 20 + 1), "30 s at least");
         assert_eq!(begins(Duration::ZERO), (last - SPAN, 20 + 1));
+        // What is known begins later than that.
+        let first = last - Duration::from_secs(90);
+        let late = move || recent().into_iter().filter(|request| request.at >= first).collect();
+        let State::Asking(asked) = &mut controller.state else { panic!("it asks") };
+        asked.is_ordered = false;
+        let question = controller.question(late).unwrap();
+        assert_eq!((question.requests[0].at, question.waiting), (first + Duration::from_millis(100), 1));
     }
 
     #[test]

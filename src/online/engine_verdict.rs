@@ -109,8 +109,8 @@ impl EngineTuner {
         change.proved = self.proof.proved();
         let lasted = look.now.saturating_sub(since);
         let served = canary.requests - canary.failed;
-        let (most, soon) = COPIES_SOON;
-        let enough = served >= COPIES_SERVED && lasted >= COPIES.0 || served >= most && lasted >= soon;
+        let (many, soon) = COPIES_SOON;
+        let enough = served >= COPIES_SERVED && lasted >= COPIES.0 || served >= many && lasted >= soon;
         let serves = |within: Duration| canary.served.is_some_and(|at| look.now <= at + within);
         if lasted >= COPIES.1 && (!serves(SILENT) || change.proved.sequences == 0) {
             let why = "it stopped serving copies of requests";

@@ -314,7 +314,7 @@ fn while_pools_are_compared_nothing_is_changed() {
     assert!(report.groups[0].why.contains("[slo]"), "{report:?}");
 }
 
-fn config(text: &str) -> Config {
+pub(crate) fn config(text: &str) -> Config {
     let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
     Config::parse(text, "test", &[], &around).expect("valid").config
 }

@@ -77,16 +77,16 @@ fn a_change_that_brings_a_fault_is_taken_back_and_no_request_is_lost() {
     }
 }
 
+/// So many chats, five a second.
+fn requests(count: u64) -> impl Iterator<Item = RecentRequest> {
+    let at = |number| Duration::from_millis(200 * number);
+    let request = |at| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };
+    (0..count).map(at).map(request)
+}
+
 #[test]
 fn a_forecast_is_made_under_the_limits_of_its_question() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request = |number: u64| RecentRequest {
-        at: Duration::from_millis(200 * number),
-        waited: Duration::ZERO,
-        prompt: 500,
-        output: 150,
-        model: None,
-    };
     let loss = |slots| {
         let limits = PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
         let question = Question {
@@ -95,7 +95,7 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
             limits: vec![("all".to_owned(), limits)],
             candidates: Vec::new(),
             absent: Duration::from_secs(120),
-            requests: (0..300).map(request).collect(),
+            requests: requests(300).collect(),
         };
         forecast(&lab, &question, 1).now.unwrap().loss
     };
@@ -105,13 +105,6 @@ fn a_forecast_is_made_under_the_limits_of_its_question() {
 #[test]
 fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request = |number: u64| RecentRequest {
-        at: Duration::from_millis(200 * number),
-        waited: Duration::ZERO,
-        prompt: 500,
-        output: 150,
-        model: None,
-    };
     let with = |slots| PoolLimits { slots, ..Limits::of(&lab.config).0[0] };
     let absence = |limits: Option<PoolLimits>| {
         let question = Question {
@@ -120,7 +113,7 @@ fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change
             limits: vec![("all".to_owned(), with(4))],
             candidates: vec![Candidate { flag: EngineFlag::MaxNumSeqs, to: 32.0, limits }],
             absent: Duration::from_secs(120),
-            requests: (0..300).map(request).collect(),
+            requests: requests(300).collect(),
         };
         let answer = forecast(&lab, &question, 1);
         (answer.absence.unwrap(), answer.absence_under)
@@ -135,19 +128,12 @@ fn the_absence_of_an_engine_is_also_forecast_under_the_limits_of_the_best_change
 #[test]
 fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request = |number: u64| RecentRequest {
-        at: Duration::from_millis(200 * number),
-        waited: Duration::ZERO,
-        prompt: 500,
-        output: 150,
-        model: None,
-    };
     let with = |slots| Limits(vec![PoolLimits { slots, ..Limits::of(&lab.config).0[0] }]);
     let question = LimitsQuestion {
         pools: vec!["all".to_owned()],
         now: with(64),
         candidates: vec![with(64), with(1)],
-        requests: (0..300).map(request).collect(),
+        requests: requests(300).collect(),
         waiting: 0,
     };
     let answer = forecast_limits(&lab, &question, 1);
@@ -183,17 +169,16 @@ fn limits_are_simulated_with_what_waited_then() {
 #[test]
 fn what_waits_holds_up_the_others_and_does_not_count_itself() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);
-    let request = |at: Duration| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };
     let with = |slots| Limits(vec![PoolLimits { slots, ..Limits::of(&lab.config).0[0] }]);
-    let answer = |waiting: usize, is_said: bool| {
-        let requests = (0..waiting).map(|_| Duration::ZERO).chain((0..300).map(|n| Duration::from_millis(200 * n)));
-        let requests = requests.map(request).collect();
+    let answer = |waiting: usize, is_known: bool| {
+        let queue = requests(waiting as u64).map(|request| RecentRequest { at: Duration::ZERO, ..request });
+        let requests = queue.chain(requests(300)).collect();
         let question = LimitsQuestion {
             pools: vec!["all".to_owned()],
             now: with(8),
             candidates: vec![with(64)],
             requests,
-            waiting: if is_said { waiting } else { 0 },
+            waiting: if is_known { waiting } else { 0 },
         };
         let answer = forecast_limits(&lab, &question, 1);
         (answer.now.unwrap(), answer.candidates[0].unwrap())

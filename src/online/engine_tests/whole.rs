@@ -12,7 +12,7 @@ use crate::flags::Flags;
 use crate::proof::Load;
 use crate::tuner::Tuner;
 use crate::window::Observer;
-use sluice_gateway::config::{Config, Machine, Surroundings, TunerMode};
+use sluice_gateway::config::{Config, TunerMode};
 
 const TEXT: &str = r#"
 [slo]
@@ -38,8 +38,7 @@ const AFTER: f64 = 2.0 * BEFORE;
 const NOW: Duration = Duration::from_secs(1_000);
 
 fn config() -> Config {
-    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
-    Config::parse(TEXT, "test", &[], &around).expect("valid").config
+    crate::tests::config(TEXT)
 }
 
 fn engines(values: [f64; 2]) -> Vec<EngineState> {
@@ -109,6 +108,8 @@ fn whatever_ends_a_change_takes_the_engine_back_and_ends_the_comparison() {
         let mut tuner = compares(&observer);
         end(&mut tuner, &observer);
         assert!(tuner.has_work(), "{what}");
+        let engines_since = tuner.groups[0].controller.engines_since;
+        assert_eq!(engines_since == NOW, kind == EventKind::StoodBack && !what.contains("freezes"), "{what}");
         let mut orders = Vec::new();
         for second in 0..3 {
             let now = NOW + second * SECOND;
