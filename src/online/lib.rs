@@ -46,9 +46,9 @@ mod groups;
 pub mod tuner;
 mod tuner_view;
 #[cfg(test)]
-mod engine_tests;
-#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod engine_tests;
 
 pub use controller::Controller;
 pub use diagnosis::{Diagnosis, Reading};
