@@ -478,8 +478,11 @@ mod tests {
             };
             prop_assert!(is_below, "{:?}", lost);
             let won = judged(service, Effort::Race(Some(0.6 * own)), &goal, Some(0.6 * own));
-            let value = won.value();
-            prop_assert!(value.is_some_and(|value| (0.85..1.15).contains(&(value / own))), "{:?} for {}", won, own);
+            // The slower the service, the fewer queues come and go in a run of 400 requests: 400 searches erred by up to 15 % at 7
+            // requests a second and by 9 % at 100, and one by 22 % at 8.
+            let close = 0.12 + 1.0 / service;
+            let is_close = won.value().is_some_and(|value| (value / own - 1.0).abs() < close);
+            prop_assert!(is_close, "{:?} for {} within {}", won, own, close);
             prop_assert_eq!(won.requests > 0, won.seconds > 0.0);
         }
 
