@@ -95,6 +95,7 @@ impl LabTuner {
             self.look_at_metrics(around);
         }
         let view = admission.view();
+        observer.note_waiting(&admission.waiting(around.start + now), now);
         let mut changed = self.tuner.step(&view, observer, now);
         let engines = self.engines(around, &view);
         let stopped = experiments.why_stopped(EXPERIMENT);

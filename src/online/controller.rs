@@ -123,6 +123,8 @@ pub struct Controller {
     pub(crate) proposals: u64,
     /// The score of the last window that was long enough, and what follows from it.
     pub(crate) belief: (Score, String),
+    /// The score of the last window under the limits in force, which may be shorter.
+    pub(crate) latest_score: Score,
     pub(crate) experience: Experience,
     /// What each pool lost in that window, and the lengths of its prompts.
     pub(crate) losses: Vec<f64>,
@@ -165,6 +167,7 @@ impl Controller {
             approved: None,
             proposals: 0,
             belief: (Score::default(), "no requests were observed yet".to_owned()),
+            latest_score: Score::default(),
             experience: Experience::default(),
             bounds: Bounds::default(),
             target,
@@ -294,9 +297,13 @@ impl Controller {
             return Action::Apply;
         }
         let (score, measured) = self.score(now, window);
-        let enough = score.requests >= REQUESTS && measured >= MEASURED && score.loss >= SMALL_LOSS;
+        let is_known = score.requests >= REQUESTS && measured >= MEASURED;
+        let enough = is_known && score.loss >= SMALL_LOSS;
         let late = score.requests >= REQUESTS_SOON && measured >= MEASURED_MAX;
         let gross = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON && score.loss >= GROSS_LOSS;
+        if is_known || late || gross {
+            self.latest_score = score;
+        }
         if !(enough || late || gross) {
             score.describe_before_verdict(&mut self.belief);
             // A window is bounded, and hours without requests say nothing about those that follow.
@@ -308,7 +315,7 @@ impl Controller {
         let attained = 100.0 * score.attainment;
         self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
         self.experience = Experience { misses: !is_met, lost: window.lost() };
-        self.losses = window.pools.iter().map(|pool| pool.causes.iter().sum()).collect();
+        self.losses = window.pools.iter().map(PoolWindow::loss).collect();
         self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
         // An operator may be reading a proposal.

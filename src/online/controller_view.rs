@@ -59,6 +59,12 @@ impl Controller {
         (&self.belief.0, &self.belief.1)
     }
 
+    /// The score of the last window under the limits in force. It may be younger than that of [`belief`](Self::belief): no engine
+    /// is restarted for a loss that is over.
+    pub fn latest_score(&self) -> &Score {
+        &self.latest_score
+    }
+
     /// What the requests of that window experienced.
     pub fn experience(&self) -> &Experience {
         &self.experience
@@ -110,5 +116,32 @@ impl Controller {
     /// Whether it is trying a change, or about to.
     pub fn is_trying(&self) -> bool {
         matches!(&self.state, State::Measuring(_) | State::Settling(_, _, Some(_)) | State::Asking(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Acting;
+    use crate::loss::{Cause, Judged};
+    use crate::window::{PoolWindow, Window};
+
+    #[test]
+    fn a_loss_that_is_over_is_no_longer_the_latest() {
+        let seconds = Duration::from_secs;
+        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
+        let mut controller = Controller::new(vec!["all".to_owned()], limits, 0.99, seconds(1), Acting::Proposes);
+        let mut watch = |from: u64, lasted: u64, loss: f64| {
+            let mut pool = PoolWindow::new(seconds(from));
+            let cause = (loss > 0.0).then_some(Cause::Queue);
+            let at = |number: u64| seconds(from) + Duration::from_millis(100 * number);
+            (0..10 * lasted).for_each(|number| pool.add(at(number), 200, Judged { loss, cause, service: Some(1.0) }));
+            controller.step(seconds(from + lasted), &Window { from: seconds(from), pools: vec![pool] });
+            (controller.belief().0.loss, controller.latest_score().loss)
+        };
+        assert_eq!(watch(0, 60, 1.5), (1.5, 1.5));
+        assert_eq!(watch(60, 20, 0.0), (1.5, 1.5), "too soon");
+        assert_eq!(watch(60, 60, 0.0), (1.5, 0.0), "too soon for a change of limits");
+        assert_eq!(watch(60, 130, 0.0), (0.0, 0.0));
     }
 }

@@ -68,7 +68,7 @@ pub struct Need {
     pub beside: Vec<Vec<PoolLimits>>,
     /// The most sequences that ran at once on one of their engines; 0: not known.
     pub running_peak: f64,
-    /// The last score.
+    /// The score of the last window under these limits.
     pub score: Score,
     /// The share of requests that shall meet their objectives.
     pub target: f64,

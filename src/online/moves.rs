@@ -118,7 +118,7 @@ impl Steps {
 /// The changes that may help, the most promising first.
 pub fn candidates(window: &Window, limits: &Limits, bounds: &Bounds, steps: &Steps) -> Vec<Move> {
     let mut pools: Vec<(usize, f64)> =
-        window.pools.iter().map(|pool| pool.causes.iter().sum()).enumerate().filter(|(_, loss)| *loss > 0.0).collect();
+        window.pools.iter().map(PoolWindow::loss).enumerate().filter(|(_, loss)| *loss > 0.0).collect();
     pools.sort_by(|one, other| other.1.total_cmp(&one.1));
     let mut moves = Vec::new();
     for (pool, lost) in pools {
@@ -146,7 +146,7 @@ struct Proposer<'a> {
 
 impl Proposer<'_> {
     fn propose(&mut self, cause: Cause) {
-        let (total, loss) = (self.seen.causes.iter().sum::<f64>(), self.seen.loss_by(cause));
+        let (total, loss) = (self.seen.loss(), self.seen.loss_by(cause));
         let share = format!("{:.0} % of the lost time", 100.0 * loss / total);
         match cause {
             Cause::Queue => self.raise(&format!("{share} is in the queue")),

@@ -1,13 +1,15 @@
 //! The requests of the last minutes, as far as a simulation needs them: when they came, how long they waited and how long they were.
+//! Those that wait still are among them: without them, a queue that grows would look as if only its first requests had come.
 //!
 //! No prompts and no names except those of adapters. Bounds: [`RECENT_MAX`] requests of the last [`RECENT_SPAN`].
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
+use sluice_gateway::pool::WaitingRequest;
 
 /// The most requests that are kept.
 pub const RECENT_MAX: usize = 6_000;
@@ -31,7 +33,10 @@ pub struct RecentRequest {
 
 /// See the header of this file.
 #[derive(Clone, Debug, Default)]
-pub struct Recent(VecDeque<RecentRequest>);
+pub struct Recent {
+    ended: VecDeque<RecentRequest>,
+    waiting: Vec<RecentRequest>,
+}
 
 impl Recent {
     /// Adds a request that ended at `now`.
@@ -43,8 +48,7 @@ impl Recent {
         let estimated = record.estimate.map_or(0, |estimate| estimate.tokens);
         let prompt = Some(record.prompt_tokens()).filter(|tokens| *tokens > 0).unwrap_or(estimated);
         let output = if record.outcome == Outcome::Completed { record.generated_tokens() } else { 0 };
-        let narrow = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
-        self.0.push_back(RecentRequest {
+        self.ended.push_back(RecentRequest {
             at: now.saturating_sub(record.total),
             waited: record.queue_wait,
             prompt: narrow(prompt),
@@ -52,26 +56,68 @@ impl Recent {
             model: record.model.clone(),
         });
         let from = now.saturating_sub(RECENT_SPAN);
-        while self.0.len() > RECENT_MAX || self.0.front().is_some_and(|first| first.at < from) {
-            self.0.pop_front();
+        while self.ended.len() > RECENT_MAX || self.ended.front().is_some_and(|first| first.at < from) {
+            self.ended.pop_front();
         }
     }
 
-    /// All of them by arrival, those of unknown output with the median of the others.
+    /// Notes the requests that wait at `now`, instead of those that were noted before. Their adapters are not known.
+    pub fn note_waiting(&mut self, waiting: &[WaitingRequest], now: Duration) {
+        let of = |one: &WaitingRequest| RecentRequest {
+            at: now.saturating_sub(one.waited),
+            waited: one.waited,
+            prompt: narrow(one.prompt_tokens),
+            output: 0,
+            model: None,
+        };
+        self.waiting.clear();
+        self.waiting.extend(waiting.iter().map(of));
+    }
+
+    /// All of them by arrival, those of unknown output with the median of those whose prompts are similar. Those that wait since before the
+    /// first one that has ended arrive with that.
     pub fn all(&self) -> Vec<RecentRequest> {
-        let mut known: Vec<u32> = self.0.iter().map(|one| one.output).filter(|output| *output > 0).collect();
-        known.sort_unstable();
-        let median = known.get(known.len() / 2).copied().unwrap_or(1);
-        let mut all: Vec<_> = self.0.iter().cloned().collect();
-        all.iter_mut().filter(|one| one.output == 0).for_each(|one| one.output = median);
+        let first = self.ended.iter().map(|one| one.at).min().unwrap_or_default();
+        let waiting = self.waiting.iter().map(|one| RecentRequest { at: one.at.max(first), ..one.clone() });
+        let mut all: Vec<_> = self.ended.iter().cloned().chain(waiting).collect();
+        let outputs = Outputs::of(&all);
+        all.iter_mut().filter(|one| one.output == 0).for_each(|one| one.output = outputs.median(one.prompt));
         all.sort_by_key(|one| one.at);
         all
     }
 }
 
+fn narrow(tokens: u64) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
+}
+
+/// Output tokens, in order, by the power of two that a prompt has reached.
+struct Outputs(BTreeMap<u32, Vec<u32>>);
+
+impl Outputs {
+    fn of(requests: &[RecentRequest]) -> Self {
+        let mut known: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for one in requests.iter().filter(|one| one.output > 0) {
+            known.entry(power(one.prompt)).or_default().push(one.output);
+        }
+        known.values_mut().for_each(|outputs| outputs.sort_unstable());
+        Self(known)
+    }
+
+    /// Of the requests whose prompts are most like this one.
+    fn median(&self, prompt: u32) -> u32 {
+        let nearest = self.0.iter().min_by_key(|(known, _)| known.abs_diff(power(prompt)));
+        nearest.map_or(1, |(_, outputs)| outputs[outputs.len() / 2])
+    }
+}
+
+fn power(prompt: u32) -> u32 {
+    prompt.max(1).ilog2()
+}
+
 /// Requests that arrive between `from` and `until`, preceded by those that wait at `from` since earlier, which are moved to `from`:
 /// what happens to the others depends on them. Returns also how many these are. Requests in service at `from` are left out, and so
-/// are those that have not ended yet.
+/// are those that are in service still.
 pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
     let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
     let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };
@@ -84,6 +130,31 @@ pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Dura
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_that_wait_are_as_long_as_similar_ones() {
+        let request = |at, prompt, output| RecentRequest {
+            at: Duration::from_secs(at),
+            waited: Duration::ZERO,
+            prompt,
+            output,
+            model: None,
+        };
+        let ended = [request(10, 200, 100), request(11, 16_000, 64), request(12, 210, 128), request(13, 180, 0)];
+        let mut recent = Recent { ended: ended.into(), waiting: Vec::new() };
+        let shown = |recent: &Recent| -> Vec<_> {
+            recent.all().iter().map(|one| (one.at.as_secs(), one.waited.as_secs(), one.prompt, one.output)).collect()
+        };
+        assert_eq!(shown(&recent), [(10, 0, 200, 100), (11, 0, 16_000, 64), (12, 0, 210, 128), (13, 0, 180, 128)]);
+        let waiting = |waited, prompt_tokens| WaitingRequest { waited: Duration::from_secs(waited), prompt_tokens };
+        recent.note_waiting(&[waiting(99, 17_000), waiting(8, 16_000), waiting(9, 900)], Duration::from_secs(20));
+        let with =
+            [(10, 99, 17_000, 64), (11, 0, 16_000, 64), (11, 9, 900, 128), (12, 0, 210, 128), (12, 8, 16_000, 64)];
+        assert_eq!(shown(&recent)[1..6], with);
+        recent.note_waiting(&[], Duration::from_secs(21));
+        assert_eq!(shown(&recent).len(), 4);
+        assert_eq!(Outputs::of(&[]).median(5), 1);
+    }
 
     #[test]
     fn requests_that_wait_since_earlier_come_first() {

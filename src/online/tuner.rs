@@ -317,7 +317,7 @@ impl Tuner {
 
     fn needs(&self) -> Vec<Need> {
         let need = |group: &Group| {
-            let (controller, (score, _), facts) = (&group.controller, group.controller.belief(), self.facts(group));
+            let (controller, facts) = (&group.controller, self.facts(group));
             let pools = controller.names_by_loss();
             let places = || pools.iter().filter_map(|name| controller.place_of(name));
             let configured = |at: usize| &self.configured.0[group.pools[at]];
@@ -329,7 +329,7 @@ impl Tuner {
                 since: controller.stuck_since(),
                 load_since: controller.load_since(),
                 limits: controller.kept_limits().clone(),
-                score: *score,
+                score: *controller.latest_score(),
                 target: controller.target(),
                 running_peak: facts.iter().map(|(_, facts)| facts.running_peak).fold(0.0, f64::max),
                 advice: advice(controller.experience(), &facts),

@@ -22,7 +22,7 @@ use sluice_gateway::config::Config;
 use sluice_gateway::experiment::CopyOutcome;
 use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
-use sluice_gateway::pool::PoolView;
+use sluice_gateway::pool::{PoolView, WaitingRequest};
 
 /// Length of a batch.
 pub const BATCH: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ pub struct PoolWindow {
     pub lengths: Lengths,
     /// Those of the ones that lost their time in the queue.
     pub queued: Lengths,
-    /// Loss by cause: queue, engine, decode.
+    /// Loss of those that have ended by cause: queue, engine, decode.
     pub causes: [f64; 3],
     /// Requests that ended, whenever they arrived.
     pub ended: f64,
@@ -122,14 +122,26 @@ impl PoolWindow {
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
+    /// Requests in a long queue: they have not ended, and are so many that they will not be in time.
+    fn late_in_queue(&self) -> f64 {
+        let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
+        if is_long { self.usage.queue as f64 } else { 0.0 }
+    }
+
     /// Mean loss of a request.
     pub fn loss_per_request(&self) -> f64 {
-        self.causes.iter().sum::<f64>() / self.lengths.total().max(1.0)
+        self.loss() / (self.lengths.total() + self.late_in_queue()).max(1.0)
+    }
+
+    /// Loss of all requests.
+    pub fn loss(&self) -> f64 {
+        self.causes.iter().sum::<f64>() + self.late_in_queue() * LOSS_OF_WAITING
     }
 
     /// Loss with this cause.
     pub fn loss_by(&self, cause: Cause) -> f64 {
-        self.causes[cause as usize]
+        let waiting = if cause == Cause::Queue { self.late_in_queue() * LOSS_OF_WAITING } else { 0.0 };
+        self.causes[cause as usize] + waiting
     }
 }
 
@@ -180,9 +192,7 @@ impl Window {
                 sum.missed += batch.missed;
             }
         }
-        // Those that wait have not ended, and are so many that they will not be in time.
-        let is_long = |pool: &&PoolWindow| pool.usage.queue > LONG_QUEUE * pool.usage.in_rotation.max(1);
-        let waiting = self.pools.iter().filter(is_long).map(|pool| pool.usage.queue).sum::<usize>() as f64;
+        let waiting = self.pools.iter().map(PoolWindow::late_in_queue).sum::<f64>();
         for sum in &mut sums {
             let share = waiting / batches as f64;
             sum.requests += share;
@@ -212,8 +222,8 @@ impl Window {
 
     /// Shares of the lost time by cause: queue, engine, decode; 0 where none is lost.
     pub fn lost(&self) -> [f64; 3] {
-        let by = |cause: usize| self.pools.iter().map(|pool| pool.causes[cause]).sum::<f64>();
-        let lost = [by(0), by(1), by(2)];
+        let by = |cause: Cause| self.pools.iter().map(|pool| pool.loss_by(cause)).sum::<f64>();
+        let lost = [by(Cause::Queue), by(Cause::Engine), by(Cause::Decode)];
         let total: f64 = lost.iter().sum();
         lost.map(|part| if total > 0.0 { part / total } else { 0.0 })
     }
@@ -341,7 +351,12 @@ impl Observer {
         self.0.lock().totals
     }
 
-    /// The requests of the last minutes.
+    /// Notes the requests that wait at `now`, for [`recent`](Self::recent).
+    pub fn note_waiting(&self, waiting: &[WaitingRequest], now: Duration) {
+        self.0.lock().recent.note_waiting(waiting, now);
+    }
+
+    /// The requests of the last minutes, and those that wait.
     pub fn recent(&self) -> Vec<RecentRequest> {
         self.0.lock().recent.all()
     }
@@ -375,5 +390,30 @@ impl Observer {
                 pool.window = PoolWindow::new(now);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_wait_in_a_long_queue_lose_their_time_there() {
+        let mut pool = PoolWindow::new(Duration::ZERO);
+        let late = Judged { loss: 1.2, cause: Some(Cause::Engine), service: Some(1.0) };
+        (0..10).for_each(|_| pool.add(Duration::ZERO, 200, late));
+        pool.usage.in_rotation = 2;
+        let window = |queue: usize| {
+            let mut pool = pool.clone();
+            pool.usage.queue = queue;
+            Window { from: Duration::ZERO, pools: vec![pool] }
+        };
+        let short = window(2 * LONG_QUEUE);
+        assert_eq!((short.lost(), short.score(BATCH).requests), ([0.0, 1.0, 0.0], 10.0));
+        let long = window(90);
+        let score = long.score(BATCH);
+        assert!((0.957..0.958).contains(&long.lost()[0]), "270 of 282: {:?}", long.lost());
+        assert!((long.pools[0].loss_per_request() - score.loss).abs() < 1e-12, "{score:?}");
+        assert_eq!((score.requests, score.attainment), (100.0, 0.0));
     }
 }

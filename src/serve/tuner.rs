@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::app::App;
 use super::tuning::Tuning;
@@ -98,6 +99,7 @@ impl App {
             let now = started.elapsed();
             let hindered = tuner.hinder(self.compares_pools().then_some(COMPARES), observer, now);
             let mut orders = stopped.map_or_else(Vec::new, |why| tuner.experiment_stopped(&why, observer, now));
+            observer.note_waiting(&self.admission.waiting(Instant::now()), now);
             let changed = tuner.step(&view, observer, now) || hindered;
             orders.extend(tuner.step_engines(&engines, waits, observer, now));
             let ids = view.iter().flat_map(|pool| pool.backends.iter().map(|backend| backend.id));

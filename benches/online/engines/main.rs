@@ -10,7 +10,7 @@
 //! engines starts {chat,documents,mixed,memory}.toml --seeds 3 --jobs 32
 //! engines hours stays.toml --repeat 14 --seeds 2 --jobs 8
 //! engines planted faults.toml --only "10 % slower" --seeds 100 --jobs 32         # also "crashes under load", "hangs under load",
-//! engines planted faults.toml --only "no difference" --seeds 1000 --jobs 32      # "fails for long prompts"
+//! engines planted faults.toml --only "no difference" --seeds 1000 --jobs 32      # "fails for long prompts"; faults-many.toml
 //! engines hours changes.toml --seeds 4 --jobs 8
 //! engines hours day.toml --repeat 7
 //! engines calibration {chat,changes}.toml --seeds 5 --jobs 32

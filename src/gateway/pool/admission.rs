@@ -37,7 +37,7 @@ use super::shared::SharedState;
 use super::spec::{Address, PoolLayout, PoolSpec};
 use super::state::AdmissionState;
 use super::trial::TrialBound;
-use super::view::PoolView;
+use super::view::{PoolView, WaitingRequest};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{ShedReason, TooLarge};
 
@@ -278,6 +278,11 @@ impl Admission {
     /// A snapshot of all pools, for metrics and the admin API.
     pub fn view(&self) -> Vec<PoolView> {
         self.shared.lock().view()
+    }
+
+    /// The requests that wait at `now`, in no order.
+    pub fn waiting(&self, now: Instant) -> Vec<WaitingRequest> {
+        self.shared.lock().waiting_requests(now)
     }
 
     /// Requests in flight and requests waiting, all pools together.

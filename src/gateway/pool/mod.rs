@@ -63,4 +63,4 @@ pub use request::AdmissionRequest;
 pub use share::Share;
 pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use trial::TrialBound;
-pub use view::{BackendView, PoolView};
+pub use view::{BackendView, PoolView, WaitingRequest};

@@ -175,6 +175,22 @@ fn a_short_prompt_may_pass_one_that_waits_only_for_a_permit() {
 }
 
 #[test]
+fn requests_that_wait_are_shown_until_they_are_granted_or_leave() {
+    let fixture = Fixture::new(&two_pools());
+    let leases: Vec<Lease> = (0..4).map(|_| fixture.granted(0, 100)).collect();
+    let later = fixture.now + Duration::from_secs(7);
+    assert_eq!(fixture.admission.waiting(later), []);
+    let (ticket, other) = (fixture.queued(0, 300), fixture.queued(0, 200));
+    let shown = |prompt_tokens| WaitingRequest { waited: Duration::from_secs(7), prompt_tokens };
+    assert_eq!(fixture.admission.waiting(later), [shown(300), shown(200)]);
+    drop(ticket);
+    assert_eq!(fixture.admission.waiting(later), [shown(200)]);
+    drop(leases);
+    assert_eq!(fixture.admission.waiting(later), [], "a granted one holds its capacity already");
+    drop(other);
+}
+
+#[test]
 fn a_full_queue_sheds_the_newcomer_and_a_departure_makes_room() {
     let fixture = Fixture::new(&[spec("one", 1, limits(1, 1), vec![])]);
     let lease = fixture.granted(0, 10);

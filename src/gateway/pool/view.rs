@@ -4,6 +4,9 @@
 //! else, so they cannot drift.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::backend::Cordon;
 use super::breaker::RecentAnswers;
@@ -11,8 +14,17 @@ use super::capacity::{BackendLimits, CapacityUsage};
 use super::health::Phase;
 use super::share::Share;
 use super::spec::Address;
-use super::state::AdmissionState;
+use super::state::{AdmissionState, WaiterState};
 use sluice_core::base::{BackendId, PoolId};
+
+/// A request that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingRequest {
+    /// For how long.
+    pub waited: Duration,
+    /// Estimated prompt tokens.
+    pub prompt_tokens: u64,
+}
 
 /// One pool.
 #[derive(Clone, Debug)]
@@ -114,6 +126,15 @@ impl BackendView {
 }
 
 impl AdmissionState {
+    pub(super) fn waiting_requests(&self, now: Instant) -> Vec<WaitingRequest> {
+        let waits = self.waiters.iter().flatten().filter(|waiter| matches!(waiter.state, WaiterState::Waiting));
+        let shown = waits.map(|waiter| WaitingRequest {
+            waited: now.saturating_duration_since(waiter.request.arrived),
+            prompt_tokens: waiter.request.need.prompt_tokens,
+        });
+        shown.collect()
+    }
+
     pub(super) fn view(&self) -> Vec<PoolView> {
         let shown = self.pools.iter().enumerate().map(|(index, pool)| PoolView {
             id: PoolId::new(index),
