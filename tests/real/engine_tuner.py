@@ -25,6 +25,8 @@ from tuner import Load, check
 NAMES = ("e0", "e1")
 # Missed for 100 s, a restart, copies for 90 s to 5 minutes, a minute to settle, a comparison that may take 45 minutes.
 DECIDES = 4000
+# Seconds between two requests of a client while an engine starts.
+PAUSE = 10.0
 
 
 class Rig:
@@ -64,6 +66,12 @@ class Rig:
     def steps(self):
         pools = json.loads(get(self.admin + "/admin/status", 10)[1])["pools"]
         return [backend["engine"]["step"] for backend in pools[0]["backends"]]
+
+    def pace(self):
+        """Whether both engines serve. While one starts, clients pause, or they would take the cores that it needs for minutes."""
+        both = self.steps() == ["serve", "serve"]
+        self.load.pause = 0.0 if both else PAUSE
+        return both
 
     def settings(self):
         pools = json.loads(get(self.admin + "/admin/status", 10)[1])["pools"]
@@ -121,10 +129,18 @@ def engines_get_more_sequences_under_load_and_no_request_fails(rig):
 
 def an_engine_gets_copies_and_is_taken_back_when_an_operator_freezes_the_tuner(rig):
     rig.load = Load(rig.url)
-    until("copies of requests were served", lambda: of_engines(rig, "compared"), DECIDES, every=2)
+
+    def compared():
+        rig.pace()
+        return of_engines(rig, "compared")
+
+    until("copies of requests were served", compared, DECIDES, every=2)
     check(sorted("max-num-seqs=4" in settings for settings in rig.settings()) == [False, True], rig.settings())
     rig.order("freeze")
-    back = lambda: rig.steps() == ["serve", "serve"] and not any("max-num-seqs=4" in one for one in rig.settings())
+
+    def back():
+        return rig.pace() and not any("max-num-seqs=4" in one for one in rig.settings())
+
     until("the engine is taken back", back, DECIDES, every=2)
     end(rig, ["tried", "compared"])
 
