@@ -315,7 +315,7 @@ impl Tuner {
         group.engines.iter().map(|(name, watch)| (name.clone(), facts(name, watch))).collect()
     }
 
-    fn needs(&self) -> Vec<Need> {
+    pub(crate) fn needs(&self) -> Vec<Need> {
         let need = |group: &Group| {
             let (controller, facts) = (&group.controller, self.facts(group));
             let pools = controller.names_by_loss();

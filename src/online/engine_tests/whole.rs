@@ -80,6 +80,15 @@ fn compares(observer: &Observer) -> Tuner {
     tuner
 }
 
+#[test]
+fn what_engines_are_changed_for_is_the_latest_loss() {
+    let observer = Observer::default();
+    let mut tuner = Tuner::new(&config(), &observer, Duration::ZERO);
+    let controller = &mut tuner.groups[0].controller;
+    (controller.belief.0.loss, controller.latest_score.loss) = (0.207, 0.002);
+    assert_eq!(tuner.needs()[0].score.loss, 0.002);
+}
+
 /// Ends a change: a description, and how.
 type End = (&'static str, EventKind, fn(&mut Tuner, &Observer));
 
