@@ -42,8 +42,10 @@ const MEASURED_MAX: Duration = Duration::from_secs(120);
 const QUIET: Duration = Duration::from_secs(1_200);
 /// The loss at which a first look is enough to try something.
 const GROSS_LOSS: f64 = 0.5;
-/// A gain must be this share of the loss.
+/// A gain must be this share of the loss ..
 const GAIN: f64 = 0.03;
+/// .. or this much: where all requests are late, it is what times 7 % shorter gain (see [`crate::loss`]).
+const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors of a difference that count as more than chance before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
 /// The same at the end: a change costs nothing and can be undone, and it was suggested by where requests lose their time. Fewer
@@ -368,7 +370,8 @@ impl Controller {
             true => ERRORS_AT_END,
             false => ERRORS,
         };
-        let is_better = score.requests >= REQUESTS_SOON && -change > (errors * error).max(GAIN * before.loss);
+        let is_better =
+            score.requests >= REQUESTS_SOON && -change > (errors * error).max((GAIN * before.loss).min(GAIN_ENOUGH));
         let is_decided = is_worse || (enough && is_better);
         if !is_decided && measured < MEASURED_MAX {
             self.state = State::Measuring(trial);
@@ -438,47 +441,4 @@ impl Controller {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_night_with_few_requests_begins_a_new_window() {
-        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
-        let mut controller = Controller::new(vec!["all".to_owned()], limits, 0.99, SETTLE.0, Acting::Acts);
-        let window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
-        let begins = |second: &u64| controller.step(Duration::from_secs(*second), &window) == Action::Begin;
-        assert_eq!((1..3_600).find(begins).map(Duration::from_secs), Some(QUIET + SETTLE.0));
-    }
-
-    #[test]
-    fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
-        let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
-        let mut window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
-        window.pools[0].usage.in_rotation = 2;
-        let waits_for = |has_failed: bool, queue: usize| {
-            let mut controller = Controller::new(vec!["all".to_owned()], limits.clone(), 0.99, SETTLE.0, Acting::Acts);
-            let began = Duration::from_secs(1_000);
-            if has_failed {
-                let direction = Direction { pool: 0, knob: Knob::Slots, up: true };
-                let step = Move { direction, to: limits.clone(), why: String::new() };
-                let (before, score) = (limits.clone(), Score::default());
-                let trial = Trial { step, before, score, since: began - SETTLE.0 };
-                let action = controller.measure(
-                    began,
-                    &Window { from: began - MEASURED_MAX - SETTLE.0, ..window.clone() },
-                    Box::new(trial),
-                );
-                assert_eq!(action, Action::Apply);
-            } else {
-                controller.stand_back(began, "a backend entered or left rotation");
-            }
-            let mut window = window.clone();
-            window.pools[0].usage.queue = queue;
-            let ends = |second: &u64| controller.step(began + Duration::from_secs(*second), &window) == Action::Begin;
-            (1..600).find(ends).map(Duration::from_secs)
-        };
-        assert_eq!([waits_for(false, 2), waits_for(true, 2)], [Some(SETTLE.0); 2]);
-        assert_eq!(waits_for(false, 50), Some(SETTLE.1));
-        assert_eq!(waits_for(true, 50), Some(COOL_DOWN_MAX));
-    }
-}
+mod tests;

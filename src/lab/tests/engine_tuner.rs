@@ -166,6 +166,30 @@ fn limits_are_simulated_with_what_waited_then() {
     assert!(waited > 10, "{waited}");
 }
 
+/// The most requests of a question about flags that had not started when it was asked.
+static WAITED_STILL: AtomicUsize = AtomicUsize::new(0);
+
+fn notes_what_waits_still(lab: &Lab, question: &Question, seed: u64) -> Answer {
+    let until = |request: &RecentRequest| request.at + request.waited;
+    let asked = question.requests.iter().map(until).max();
+    let waits = question.requests.iter().filter(|request| !request.waited.is_zero() && Some(until(request)) == asked);
+    WAITED_STILL.fetch_max(waits.count(), Ordering::Relaxed);
+    promises(lab, question, seed)
+}
+
+#[test]
+fn flags_are_simulated_with_what_waits_still() {
+    let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "4m", (4.8, 0.1), 400);
+    let config = Arc::make_mut(&mut lab.config);
+    let mut limits = Limits::of(config);
+    limits.0[0].slots = 4;
+    limits.put(config);
+    lab.forecaster = Some(Forecaster { flags: notes_what_waits_still, limits: None });
+    run(&lab, 1).unwrap();
+    let waited = WAITED_STILL.load(Ordering::Relaxed);
+    assert!(waited > 10, "{waited}");
+}
+
 #[test]
 fn what_waits_holds_up_the_others_and_does_not_count_itself() {
     let lab = lab("{ max-num-seqs = 64 }", "[\"max-num-seqs\"]", "1m", (4.8, 0.1), 400);

@@ -1,0 +1,67 @@
+//! Verdicts and waits of the controller, step by step. Whole runs: `crate::tests`.
+
+use super::*;
+use crate::loss::{Cause, Judged};
+
+fn limits() -> Limits {
+    Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }])
+}
+
+fn controller() -> Controller {
+    Controller::new(vec!["all".to_owned()], limits(), 0.99, SETTLE.0, Acting::Acts)
+}
+
+/// Of more slots, which `score` suggested.
+fn trial(score: Score, since: Duration) -> Box<Trial> {
+    let direction = Direction { pool: 0, knob: Knob::Slots, up: true };
+    let step = Move { direction, to: limits(), why: String::new() };
+    Box::new(Trial { step, before: limits(), score, since })
+}
+
+#[test]
+fn where_all_are_late_a_few_per_cent_less_is_a_gain() {
+    let verdict = |loss: f64| {
+        let mut pool = PoolWindow::new(Duration::ZERO);
+        (0..900).for_each(|request| {
+            let judged = Judged { loss, cause: Some(Cause::Queue), service: None };
+            pool.add(MEASURED_MAX * request / 900, 200, judged);
+        });
+        let window = Window { from: Duration::ZERO, pools: vec![pool] };
+        let (mut controller, before) = (controller(), Score { loss: 1.684, peak: 1.7, ..Score::default() });
+        controller.measure(MEASURED_MAX + SETTLE.0, &window, trial(before, Duration::ZERO));
+        controller.take_events()[0].kind
+    };
+    assert_eq!([1.643, 1.67].map(verdict), [EventKind::Kept, EventKind::Undone]);
+}
+
+#[test]
+fn a_night_with_few_requests_begins_a_new_window() {
+    let mut controller = controller();
+    let window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
+    let begins = |second: &u64| controller.step(Duration::from_secs(*second), &window) == Action::Begin;
+    assert_eq!((1..3_600).find(begins).map(Duration::from_secs), Some(QUIET + SETTLE.0));
+}
+
+#[test]
+fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
+    let mut window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
+    window.pools[0].usage.in_rotation = 2;
+    let waits_for = |has_failed: bool, queue: usize| {
+        let mut controller = controller();
+        let began = Duration::from_secs(1_000);
+        if has_failed {
+            let window = Window { from: began - MEASURED_MAX - SETTLE.0, ..window.clone() };
+            let action = controller.measure(began, &window, trial(Score::default(), began - SETTLE.0));
+            assert_eq!(action, Action::Apply);
+        } else {
+            controller.stand_back(began, "a backend entered or left rotation");
+        }
+        let mut window = window.clone();
+        window.pools[0].usage.queue = queue;
+        let ends = |second: &u64| controller.step(began + Duration::from_secs(*second), &window) == Action::Begin;
+        (1..600).find(ends).map(Duration::from_secs)
+    };
+    assert_eq!([waits_for(false, 2), waits_for(true, 2)], [Some(SETTLE.0); 2]);
+    assert_eq!(waits_for(false, 50), Some(SETTLE.1));
+    assert_eq!(waits_for(true, 50), Some(COOL_DOWN_MAX));
+}
