@@ -115,7 +115,7 @@ impl LabTuner {
                 }
                 Order::SimulateLimits(question) => {
                     let answer = self.simulate(around, |lab, by, seed| Some((by.limits?)(lab, &question, seed)));
-                    changed |= self.tuner.limits_answered(&question.pools, &answer, observer, now);
+                    changed |= self.tuner.limits_answered(&question, &answer, observer, now);
                 }
                 Order::Restart { engine, flag, value, crowded } => {
                     if let Err(outcome) = self.begin(around, &view, (&engine, crowded), (flag, value)) {

@@ -8,7 +8,7 @@
 //!      `------------------------- kept <------------------------------- better ----------------'
 //! ```
 //!
-//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`GAIN`]. It is undone
+//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`GAIN`] or [`GAIN_ENOUGH`]. It is undone
 //! at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The same change is not tried
 //! again for a while, the longer the more often it failed, unless the load changes. Objectives that are met are left alone.
 //! It only proposes the change where it may not act, or waits until an operator approves it ([`Acting`]).
@@ -43,9 +43,9 @@ const QUIET: Duration = Duration::from_secs(1_200);
 /// The loss at which a first look is enough to try something.
 const GROSS_LOSS: f64 = 0.5;
 /// A gain must be this share of the loss ..
-const GAIN: f64 = 0.03;
+pub(crate) const GAIN: f64 = 0.03;
 /// .. or this much: where all requests are late, it is what times 7 % shorter gain (see [`crate::loss`]).
-const GAIN_ENOUGH: f64 = 0.02;
+pub(crate) const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors of a difference that count as more than chance before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
 /// The same at the end: a change costs nothing and can be undone, and it was suggested by where requests lose their time. Fewer
@@ -202,6 +202,8 @@ impl Controller {
     pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
         // Boundaries belong to the pools beside, too.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
+        // A proposal names all limits, and was made under the earlier ones.
+        (self.proposal, self.approved) = (None, None);
         self.pause(now);
         Action::Begin
     }
@@ -309,7 +311,12 @@ impl Controller {
         if !(enough || late || gross) {
             score.describe_before_verdict(&mut self.belief);
             // A window is bounded, and hours without requests say nothing about those that follow.
-            return if measured >= QUIET { Action::Begin } else { Action::Wait };
+            if measured < QUIET {
+                return Action::Wait;
+            }
+            // What was lost under the requests of then is over, too.
+            (self.stuck_since, self.latest_score) = (None, Score::default());
+            return Action::Begin;
         }
         self.compare_load(&score, window);
         // Nor for the sake of a miss that may be chance.

@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use crate::controller::{Action, Asked, Controller, MEASURED, REQUESTS, State};
+use crate::controller::{Action, Asked, Controller, GAIN, GAIN_ENOUGH, MEASURED, REQUESTS, State};
 use crate::event::{Acting, Event, EventKind, Proposal};
-use crate::forecast::{Answer, BOUND, LimitsQuestion};
+use crate::forecast::{Answer, BOUND, Forecast, LimitsQuestion};
 use crate::limits::{Knob, Limits, PoolLimits};
 use crate::moves::{Direction, Move, candidates};
 use crate::recent::{RecentRequest, with_queue};
@@ -21,8 +21,6 @@ const ANSWERED: Duration = Duration::from_secs(60);
 const MOVES_MAX: usize = 6;
 /// The requests that are simulated: those of the last minutes, under the present load, from the last change of the engines.
 const SPAN: Duration = Duration::from_secs(180);
-/// A change helps if the loss falls by this share of it, as after a trial.
-const HELPS: f64 = 0.03;
 
 impl Controller {
     /// Whether changes are simulated before they are tried.
@@ -138,26 +136,31 @@ impl Controller {
         Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests, waiting })
     }
 
-    /// The simulation has ended.
-    pub(crate) fn answered(&mut self, answer: &Answer, now: Duration) -> Action {
+    /// A simulation has ended. `candidates`: what it was asked about; an answer to an earlier question counts for nothing.
+    pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &Answer, now: Duration) -> Action {
         let State::Asking(asked) = &mut self.state else { return Action::Wait };
+        if !asked.moves.iter().map(|step| &step.to).eq(candidates) {
+            return Action::Wait;
+        }
         let (moves, score) = (std::mem::take(&mut asked.moves), asked.score);
         self.state = State::Watching;
-        let Some(before) = answer.now.filter(|now| now.loss.is_finite()) else {
+        // The error of a single batch is not known.
+        let is_known = |one: &Forecast| one.loss.is_finite() && one.error.is_finite();
+        let Some(before) = answer.now.filter(is_known) else {
             return self.choose(now, moves, score);
         };
         let explains = answer.unexplained(score.loss).is_none();
         let (mut chosen, mut resting, mut said) =
             (Vec::new(), Vec::new(), format!("simulated: loss {:.3} now", before.loss));
         for (at, mut step) in moves.into_iter().enumerate() {
-            let Some(forecast) = answer.candidates.get(at).copied().flatten().filter(|one| one.loss.is_finite()) else {
+            let Some(forecast) = answer.candidates.get(at).copied().flatten().filter(is_known) else {
                 chosen.push((0.0, step));
                 continue;
             };
             let gain = before.loss - forecast.loss;
             let shown = self.show(&step, &self.limits);
             said += &format!("; {:.3} with {shown}", forecast.loss);
-            let least = HELPS * before.loss;
+            let least = (GAIN * before.loss).min(GAIN_ENOUGH);
             let does_harm = -gain > (BOUND * forecast.error).max(least);
             if does_harm || (explains && gain < least.max(forecast.error)) {
                 resting.push(step.direction);
@@ -203,7 +206,6 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forecast::Forecast;
     use crate::loss::{Cause, Judged};
     use crate::usage::Usage;
     use crate::window::PoolWindow;
@@ -249,6 +251,15 @@ mod tests {
         Answer { now: Some(of(now)), candidates, ..Answer::default() }
     }
 
+    /// Answers what was asked last.
+    fn reply(controller: &mut Controller, answer: &Answer) -> Action {
+        let asked: Vec<Limits> = match &controller.state {
+            State::Asking(asked) => asked.moves.iter().map(|step| step.to.clone()).collect(),
+            _ => Vec::new(),
+        };
+        controller.answered(&asked, answer, NOW)
+    }
+
     /// The knob that is tried.
     fn tried(controller: &mut Controller) -> Option<Knob> {
         let event = controller.take_events().into_iter().find(|event| event.kind == EventKind::Tried)?;
@@ -259,19 +270,19 @@ mod tests {
     fn what_helps_most_in_a_simulation_is_tried_first() {
         let (mut controller, knobs) = asks();
         let answer = answer(0.5, &knobs, |knob| if knob == Knob::Slots { 0.1 } else { 0.4 });
-        assert_eq!(controller.answered(&answer, NOW), Action::Apply);
+        assert_eq!(reply(&mut controller, &answer), Action::Apply);
         let events = controller.take_events();
         assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Forecast, EventKind::Tried]);
         assert!(events[0].why.contains("0.100 with pool.all.slots"), "{}", events[0].why);
         assert!(events[1].key.ends_with(".slots") && events[1].why.ends_with("simulated: loss 0.100 after 0.500"));
-        assert_eq!(controller.answered(&answer, NOW), Action::Wait, "answered twice");
+        assert_eq!(reply(&mut controller, &answer), Action::Wait, "answered twice");
         assert!(controller.is_trying());
     }
 
     #[test]
     fn what_does_not_help_in_a_simulation_is_not_tried_and_rests() {
         let (mut controller, knobs) = asks();
-        assert_eq!(controller.answered(&answer(0.5, &knobs, |_| 0.49), NOW), Action::Wait);
+        assert_eq!(reply(&mut controller, &answer(0.5, &knobs, |_| 0.49)), Action::Wait);
         assert_eq!((tried(&mut controller), controller.stuck_since()), (None, Some(NOW)));
         let blocked = controller.blocked();
         assert!(blocked.iter().all(|(.., left)| (*left - 300.0).abs() < 1e-9), "once each: {blocked:?}");
@@ -286,7 +297,7 @@ mod tests {
         assert_eq!((knobs[0], knobs.last()), (Knob::Permits, Some(&Knob::Permits)));
         let mut answer = answer(0.5, &knobs, |_| 0.5);
         answer.candidates.last_mut().unwrap().as_mut().unwrap().loss = 0.1;
-        assert_eq!(controller.answered(&answer, NOW), Action::Apply);
+        assert_eq!(reply(&mut controller, &answer), Action::Apply);
         assert_eq!(controller.limits().0[0].long, Some((5_000, 1)));
         assert!(controller.blocked().iter().all(|(key, ..)| !key.ends_with("long_prefix.slots")));
     }
@@ -295,7 +306,7 @@ mod tests {
     fn a_simulation_that_does_not_show_the_loss_only_keeps_from_harm() {
         let (mut controller, knobs) = asks();
         let harm = |knob| if knob == Knob::Permits { 0.3 } else { 0.1 };
-        assert_eq!(controller.answered(&answer(0.1, &knobs, harm), NOW), Action::Apply);
+        assert_eq!(reply(&mut controller, &answer(0.1, &knobs, harm)), Action::Apply);
         assert_eq!(tried(&mut controller), Some(Knob::PrefillTokens), "the most promising one that does no harm");
         let blocked: Vec<_> = controller.blocked().into_iter().map(|(key, ..)| key).collect();
         assert_eq!(blocked, ["pool.all.long_prefix.slots"]);
@@ -304,7 +315,7 @@ mod tests {
     #[test]
     fn without_an_answer_it_tries_as_without_simulations() {
         let (mut controller, _) = asks();
-        assert_eq!(controller.answered(&Answer::default(), NOW), Action::Apply);
+        assert_eq!(reply(&mut controller, &Answer::default()), Action::Apply);
         assert_eq!(tried(&mut controller), Some(Knob::Permits));
 
         let (mut controller, _) = asks();
@@ -331,8 +342,27 @@ mod tests {
     fn an_answer_that_comes_after_it_has_stood_back_is_not_heeded() {
         let (mut controller, knobs) = asks();
         controller.stand_back(NOW, "a change of its engines has begun");
-        assert_eq!(controller.answered(&answer(0.5, &knobs, |_| 0.1), NOW), Action::Wait);
+        assert_eq!(reply(&mut controller, &answer(0.5, &knobs, |_| 0.1)), Action::Wait);
         assert_eq!((tried(&mut controller), controller.limits()), (None, &limits()));
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_question_and_one_without_a_known_error_decide_nothing() {
+        let (mut controller, knobs) = asks();
+        assert_eq!(controller.answered(&[limits()], &answer(0.5, &knobs, |_| 0.1), NOW), Action::Wait);
+        assert!(matches!(controller.state, State::Asking(_)) && tried(&mut controller).is_none());
+        let mut unknown = answer(0.5, &knobs, |_| 0.6);
+        unknown.candidates.iter_mut().flatten().for_each(|one| one.error = f64::INFINITY);
+        assert_eq!(reply(&mut controller, &unknown), Action::Apply);
+        assert_eq!((tried(&mut controller), controller.blocked()), (Some(Knob::Permits), Vec::new()));
+    }
+
+    #[test]
+    fn a_simulated_gain_that_a_trial_would_keep_is_tried() {
+        let (mut controller, knobs) = asks();
+        let answer = answer(1.684, &knobs, |knob| if knob == Knob::Slots { 1.643 } else { 1.68 });
+        assert_eq!(reply(&mut controller, &answer), Action::Apply);
+        assert_eq!(tried(&mut controller), Some(Knob::Slots));
     }
 
     /// Ten requests a second, of which every tenth waits for 20 s.

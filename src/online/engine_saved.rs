@@ -26,6 +26,9 @@ pub struct SavedEngines {
     /// Misses that changes have caused.
     #[serde(default)]
     pub(crate) spent: f64,
+    /// The share of requests that missed before the change under way.
+    #[serde(default)]
+    pub(crate) missed_before: f64,
     /// The restarts of the last hour: how many seconds ago.
     #[serde(default)]
     pub(crate) restarts: Vec<u64>,

@@ -83,8 +83,6 @@ pub(crate) const CLOSED: Duration = Duration::from_secs(6 * 3_600);
 pub(crate) const CLOSED_MAX: Duration = Duration::from_secs(7 * 24 * 3_600);
 /// Failures in a row that freeze the tuner.
 pub(crate) const FAILURES: u32 = 2;
-/// Seconds over which the error budget is counted.
-const BUDGET_SECONDS: f64 = 30.0 * 24.0 * 3_600.0;
 /// For the restarts of an hour.
 const HOUR: Duration = Duration::from_secs(3_600);
 /// How often an engine is restarted as it was, if that fails.
@@ -124,8 +122,12 @@ pub struct EngineTuner {
     pub(crate) pooled: Pooled,
     /// Misses that changes have caused so far.
     pub(crate) spent: f64,
-    /// Totals when the change began, and the share of requests that missed before.
-    before: ((f64, f64), f64),
+    /// When some of that was last forgotten.
+    pub(crate) spent_at: Duration,
+    /// Totals when the change began, or since when they are known.
+    pub(crate) before: Option<(f64, f64)>,
+    /// The share of requests that missed before the change.
+    pub(crate) missed_before: f64,
     /// Requests that waited in the queue of its pool when the change began.
     pub(crate) waited: usize,
     /// What copies have shown that the canary sustains.
@@ -165,7 +167,9 @@ impl EngineTuner {
             lasts: None,
             pooled: Pooled::default(),
             spent: 0.0,
-            before: Default::default(),
+            spent_at: Duration::ZERO,
+            before: None,
+            missed_before: 0.0,
             waited: 0,
             proof: Proof::default(),
             held_up: None,
@@ -230,6 +234,7 @@ impl EngineTuner {
             closed: self.closed.iter().map(left).collect(),
             frozen: self.frozen.clone(),
             spent: self.spent,
+            missed_before: self.missed_before,
             restarts: self.restarts.iter().map(|at| now.saturating_sub(*at).as_secs()).collect(),
         }
     }
@@ -239,7 +244,9 @@ impl EngineTuner {
     pub fn restore(&mut self, saved: SavedEngines, is_same: bool, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
-        (self.frozen, self.spent) = (saved.frozen, saved.spent);
+        (self.frozen, self.spent, self.spent_at) = (saved.frozen, saved.spent, now);
+        // The misses of a change that goes on count from now.
+        (self.before, self.missed_before) = (None, saved.missed_before);
         let since = |ago: u64| now.checked_sub(Duration::from_secs(ago));
         // Those before the start of this gateway's clock count as at its start.
         self.restarts = saved.restarts.into_iter().map(|ago| since(ago).unwrap_or_default()).collect();
@@ -298,6 +305,7 @@ impl EngineTuner {
             self.note(now, EventKind::StoodBack, why);
             self.take_back(now, &mut orders);
         }
+        self.forget_misses(look);
         self.raise_bound(look);
         match self.state.clone() {
             State::Watching(from) if now >= from => self.watch(look, &mut orders),
@@ -361,26 +369,10 @@ impl EngineTuner {
         self.rules.restarts_per_hour.saturating_sub(u32::try_from(self.restarts.len()).unwrap_or(u32::MAX))
     }
 
-    /// Whether changes have caused more misses than they may.
-    pub(crate) fn overspent(&self, look: &Look<'_>) -> bool {
-        let (rate, target) = look
-            .needs
-            .iter()
-            .map(|need| (need.score.rate, need.target))
-            .fold((0.0, 0.0), |sum, one| (sum.0 + one.0, f64::max(sum.1, one.1)));
-        let allowed = self.rules.error_budget * (1.0 - target) * rate * BUDGET_SECONDS;
-        let current = if self.change.is_some() { self.spent_by_change(look) } else { 0.0 };
-        rate > 0.0 && self.spent + current > allowed
-    }
-
-    pub(crate) fn spent_by_change(&self, look: &Look<'_>) -> f64 {
-        let ((requests, missed), share) = self.before;
-        (look.totals.1 - missed - share * (look.totals.0 - requests)).max(0.0)
-    }
-
     pub(crate) fn begin(&mut self, look: &Look<'_>, change: EngineChange) {
         let missed = look.needs.iter().find(|need| need.pools.contains(&change.pool));
-        self.before = (look.totals, missed.map_or(0.0, |need| 1.0 - need.score.attainment));
+        self.before = Some(look.totals);
+        self.missed_before = missed.map_or(0.0, |need| 1.0 - need.score.attainment);
         let own = look.engines.iter().filter(|engine| engine.pool == change.pool);
         self.waited = own.map(|engine| engine.waiting).max().unwrap_or_default();
         (self.proposal, self.approved) = (None, None);

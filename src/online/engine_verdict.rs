@@ -31,6 +31,9 @@ const RAMP: Duration = Duration::from_secs(5);
 /// The difference that is found soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
 
+/// Seconds over which the error budget is counted.
+const BUDGET_SECONDS: f64 = 30.0 * 24.0 * 3_600.0;
+
 impl EngineTuner {
     /// What requests may use of each of these engines; `None`: what its limits allow.
     pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
@@ -297,6 +300,30 @@ impl EngineTuner {
             }
             None => self.closed.push(Closed { pool, flag, to, until: now + CLOSED, failures: 0 }),
         }
+    }
+
+    /// Whether changes have caused more misses than they may.
+    pub(crate) fn overspent(&self, look: &Look<'_>) -> bool {
+        let (rate, target) = look
+            .needs
+            .iter()
+            .map(|need| (need.score.rate, need.target))
+            .fold((0.0, 0.0), |sum, one| (sum.0 + one.0, f64::max(sum.1, one.1)));
+        let allowed = self.rules.error_budget * (1.0 - target) * rate * BUDGET_SECONDS;
+        let current = if self.change.is_some() { self.spent_by_change(look) } else { 0.0 };
+        rate > 0.0 && self.spent + current > allowed
+    }
+
+    pub(crate) fn spent_by_change(&self, look: &Look<'_>) -> f64 {
+        let (requests, missed) = self.before.unwrap_or(look.totals);
+        (look.totals.1 - missed - self.missed_before * (look.totals.0 - requests)).max(0.0)
+    }
+
+    /// Misses count for thirty days: as many are forgotten as if all of them had come evenly.
+    pub(crate) fn forget_misses(&mut self, look: &Look<'_>) {
+        let since = look.now.saturating_sub(self.spent_at).as_secs_f64();
+        (self.spent, self.spent_at) = (self.spent * (-since / BUDGET_SECONDS).exp(), look.now);
+        self.before.get_or_insert(look.totals);
     }
 
     pub(crate) fn returned(&mut self, look: &Look<'_>) {

@@ -47,11 +47,15 @@ impl Group {
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
         // Before that, there may have been other engines.
         controller.engines_since = now;
-        let described = &config.tuner.simulation;
-        controller.set_simulates(described.gpu.is_some() && described.model.is_some());
+        controller.set_simulates(simulates(config));
         let has_objectives = own().any(|pool| !pool.slo.objectives().is_empty());
         Self { pools: pools.clone(), controller, has_objectives, engines: BTreeMap::new() }
     }
+}
+
+/// Whether the configuration describes engines that can be simulated.
+pub(crate) fn simulates(config: &Config) -> bool {
+    config.tuner.simulation.gpu.is_some() && config.tuner.simulation.model.is_some()
 }
 
 /// The pools that serve a common model, directly or through others, each group in the order of the configuration. Pools of arms

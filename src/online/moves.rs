@@ -429,7 +429,9 @@ mod tests {
                 pool.add(Duration::from_secs(second), 200, judged);
             });
         }
-        pool.usage = Usage { slots_peak: 40, in_rotation: 2, ..Usage::default() };
+        let in_flight = Some(((Duration::ZERO, 48), (Duration::from_secs(20), 48)));
+        pool.usage = Usage { slots_peak: 40, in_rotation: 2, in_flight, ..Usage::default() };
+        pool.ended = 960.0;
         let window = Window { from: Duration::ZERO, pools: vec![pool] };
         let moves = candidates(&window, &limits, &Bounds::default(), &Steps::default());
         let slots = moves.iter().find(|step| step.direction.knob == Knob::Slots).unwrap().to.0[0].slots;

@@ -17,8 +17,8 @@ use crate::engine_tuner::{EngineTuner, SETTLE};
 use crate::engines::{EngineFacts, EngineSample, EngineWatch};
 use crate::event::Event;
 use crate::flags::{EngineFlag, Flags};
-use crate::forecast::Answer;
-use crate::groups::{Group, HORIZON, acting, groups};
+use crate::forecast::{Answer, LimitsQuestion};
+use crate::groups::{Group, HORIZON, acting, groups, simulates};
 use crate::limits::{Limits, PoolLimits};
 use crate::window::Observer;
 use sluice_gateway::config::{Config, Pool, TunerMode};
@@ -84,6 +84,7 @@ impl Tuner {
         if is_same && config.tuner.mode != TunerMode::Off {
             self.mode = config.tuner.mode;
             self.follow_mode(observer, now);
+            self.groups.iter_mut().for_each(|group| group.controller.set_simulates(simulates(config)));
             self.put(config);
         } else {
             self.begin_anew(config, observer, now);
@@ -143,7 +144,10 @@ impl Tuner {
         let mut changed = false;
         let changing = self.engines.change().map(|change| change.pool.clone());
         let mut ended = Vec::new();
-        for (at, Group { pools, controller, .. }) in self.groups.iter_mut().enumerate() {
+        for (at, Group { pools, controller, has_objectives, .. }) in self.groups.iter_mut().enumerate() {
+            if !*has_objectives {
+                continue;
+            }
             // Limits stay as they are while engines are compared.
             if changing.as_ref().is_some_and(|pool| controller.names().contains(pool)) {
                 // Nor do requests count that arrive meanwhile.
@@ -191,10 +195,17 @@ impl Tuner {
         carry_out(&action, pools, observer, now)
     }
 
-    /// A simulation of other limits of these pools has ended. Returns whether other [`limits`](Self::limits) shall be in force now.
-    pub fn limits_answered(&mut self, asked: &[String], answer: &Answer, observer: &Observer, now: Duration) -> bool {
-        let Some(group) = self.groups.iter_mut().find(|group| group.controller.names() == asked) else { return false };
-        let action = group.controller.answered(answer, now);
+    /// A simulation of other limits has ended. Returns whether other [`limits`](Self::limits) shall be in force now.
+    pub fn limits_answered(
+        &mut self,
+        asked: &LimitsQuestion,
+        answer: &Answer,
+        observer: &Observer,
+        now: Duration,
+    ) -> bool {
+        let of = |group: &&mut Group| group.controller.names() == asked.pools;
+        let Some(group) = self.groups.iter_mut().find(of) else { return false };
+        let action = group.controller.answered(&asked.candidates, answer, now);
         carry_out(&action, &group.pools, observer, now)
     }
 

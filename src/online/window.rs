@@ -107,11 +107,8 @@ impl PoolWindow {
     /// Requests on each backend at once if all were served at the speed of those that are (Little's law). `None`: not known.
     pub fn demand(&self) -> Option<f64> {
         let (served, seconds) = self.served;
-        let ended: f64 = self.batches.iter().map(|batch| batch.requests).sum();
-        let arrived = ended + self.usage.queue as f64;
-        let lasted = self.batches.len() as f64 * BATCH.as_secs_f64();
-        let known = served > 0.0 && lasted > 0.0 && self.usage.in_rotation > 0;
-        known.then(|| arrived / lasted * (seconds / served) / self.usage.in_rotation as f64)
+        let rate = self.arrival_rate().filter(|_| served > 0.0 && self.usage.in_rotation > 0)?;
+        Some(rate * (seconds / served) / self.usage.in_rotation as f64)
     }
 
     /// Requests that arrived per second: those that ended, and those that became more in flight. `None`: not known. Where a backlog
@@ -122,10 +119,13 @@ impl PoolWindow {
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
-    /// Requests in a long queue: they have not ended, and are so many that they will not be in time.
+    /// Requests of this window in a long queue: they have not ended, and are so many that they will not be in time. Those that
+    /// waited before it began are not its own.
     fn late_in_queue(&self) -> f64 {
         let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
-        if is_long { self.usage.queue as f64 } else { 0.0 }
+        let Some(((_, first), (_, last))) = self.usage.in_flight.filter(|_| is_long) else { return 0.0 };
+        let arrived = self.ended + last as f64 - first as f64;
+        (arrived - self.lengths.total()).clamp(0.0, self.usage.queue as f64)
     }
 
     /// Mean loss of a request.
@@ -402,18 +402,32 @@ mod tests {
         let mut pool = PoolWindow::new(Duration::ZERO);
         let late = Judged { loss: 1.2, cause: Some(Cause::Engine), service: Some(1.0) };
         (0..10).for_each(|_| pool.add(Duration::ZERO, 200, late));
-        pool.usage.in_rotation = 2;
-        let window = |queue: usize| {
+        (pool.usage.in_rotation, pool.ended) = (2, 10.0);
+        let window = |before: usize, queue: usize| {
             let mut pool = pool.clone();
-            pool.usage.queue = queue;
+            (pool.usage.queue, pool.usage.in_flight) = (queue, Some(((Duration::ZERO, before), (BATCH, queue))));
             Window { from: Duration::ZERO, pools: vec![pool] }
         };
-        let short = window(2 * LONG_QUEUE);
+        let short = window(0, 2 * LONG_QUEUE);
         assert_eq!((short.lost(), short.score(BATCH).requests), ([0.0, 1.0, 0.0], 10.0));
-        let long = window(90);
+        let long = window(0, 90);
         let score = long.score(BATCH);
         assert!((0.957..0.958).contains(&long.lost()[0]), "270 of 282: {:?}", long.lost());
         assert!((long.pools[0].loss_per_request() - score.loss).abs() < 1e-12, "{score:?}");
         assert_eq!((score.requests, score.attainment), (100.0, 0.0));
+        assert_eq!(window(60, 90).score(BATCH).requests, 40.0, "those that waited before are not of this window");
+        assert_eq!(window(90, 80).score(BATCH).requests, 10.0, "a queue that becomes shorter");
+    }
+
+    #[test]
+    fn slots_are_needed_for_what_arrives_and_not_for_what_waits() {
+        let mut pool = PoolWindow::new(Duration::ZERO);
+        let served = Judged { loss: 0.0, cause: None, service: Some(2.0) };
+        (0..100).for_each(|_| pool.add(Duration::ZERO, 200, served));
+        pool.usage.in_rotation = 2;
+        assert_eq!(pool.demand(), None, "nothing is known of what arrives");
+        (pool.ended, pool.usage.queue) = (100.0, 1_000);
+        pool.usage.in_flight = Some(((Duration::ZERO, 1_000), (2 * BATCH, 1_100)));
+        assert_eq!(pool.demand(), Some(20.0), "20 a second for 2 s each on two backends");
     }
 }

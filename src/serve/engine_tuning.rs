@@ -186,7 +186,7 @@ impl App {
         let answer = self.lab().map_or_else(Answer::default, |lab| forecast_limits(&lab, question, seed));
         let (changed, events) = {
             let mut tuner = tuning.tuner.lock();
-            let changed = tuner.limits_answered(&question.pools, &answer, &tuning.observer, tuning.started.elapsed());
+            let changed = tuner.limits_answered(question, &answer, &tuning.observer, tuning.started.elapsed());
             (changed, tuner.take_events())
         };
         self.follow(changed, events);

@@ -275,9 +275,13 @@ impl App {
         if let Err(error) = self.read_added() {
             tracing::error!("the experiments of the admin API are not in force: {error}");
         }
-        let tuner = self.tuning.restore();
+        let goes_on = self.tuning.restore();
         // Also for what experiments have measured.
-        self.put_limits(|config| tuner.into_iter().for_each(|tuner| tuner.put(config)));
+        self.put_limits(|config| {
+            if goes_on {
+                self.tuning.put(config);
+            }
+        });
     }
 
     /// Puts the saved experiments of the admin API in force, in place of those that this gateway knew.

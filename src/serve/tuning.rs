@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::saved_experiments::read_or_set_aside;
@@ -68,12 +68,16 @@ impl Tuning {
         Self { tuner: Mutex::new(tuner), observer, started, folder, recent, released, saving, counts, lead }
     }
 
-    /// Goes on where the gateway that led before was. Returns the tuner, whose limits are to be put in force.
-    pub(super) fn restore(&self) -> Option<MutexGuard<'_, Tuner>> {
+    /// Goes on where the gateway that led before was. Returns whether its limits are to be [`put`](Self::put) in force.
+    pub(super) fn restore(&self) -> bool {
         let saved: Option<Saved> = read_or_set_aside(&self.folder, STATE);
-        let mut tuner = self.tuner.lock();
-        let goes_on = tuner.restore(saved?, &self.observer, self.started.elapsed());
-        goes_on.then_some(tuner)
+        saved.is_some_and(|saved| self.tuner.lock().restore(saved, &self.observer, self.started.elapsed()))
+    }
+
+    /// Puts its limits into a configuration. A reload holds its own lock when it takes that of the tuner, so this is not called with
+    /// the tuner locked.
+    pub(super) fn put(&self, config: &mut Config) {
+        self.tuner.lock().put(config);
     }
 
     /// What finished requests are shown to.

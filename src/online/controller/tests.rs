@@ -65,3 +65,27 @@ fn a_queue_that_a_failed_change_has_left_is_waited_for_longer_than_any_other() {
     assert_eq!(waits_for(false, 50), Some(SETTLE.1));
     assert_eq!(waits_for(true, 50), Some(COOL_DOWN_MAX));
 }
+
+#[test]
+fn a_proposal_ends_with_the_limits_that_it_was_made_under() {
+    let mut controller = controller();
+    let proposal = Proposal { id: 1, key: String::new(), values: Default::default(), why: String::new() };
+    controller.proposal = Some((proposal, trial(Score::default(), SETTLE.0).step, Score::default()));
+    assert!(controller.approve(1));
+    let adopted = PoolLimits { slots: 8, ..limits().0[0] };
+    controller.adopt(0, adopted, SETTLE.0);
+    let window = Window { from: SETTLE.0, pools: vec![PoolWindow::new(SETTLE.0)] };
+    (4..60).for_each(|second| drop(controller.step(Duration::from_secs(second), &window)));
+    assert_eq!(controller.limits().0, [adopted]);
+}
+
+#[test]
+fn what_was_lost_before_a_quiet_time_is_over() {
+    let mut controller = controller();
+    (controller.stuck_since, controller.latest_score.loss) = (Some(SETTLE.0), 0.5);
+    let window = Window { from: Duration::ZERO, pools: vec![PoolWindow::new(Duration::ZERO)] };
+    controller.step(QUIET, &window);
+    assert!(controller.stuck_since.is_some(), "it may still come");
+    controller.step(QUIET + SETTLE.0, &window);
+    assert_eq!((controller.stuck_since, controller.latest_score), (None, Score::default()));
+}

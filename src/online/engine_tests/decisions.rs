@@ -2,11 +2,12 @@
 //!
 //! What becomes of a change that has begun is in the files beside this one.
 
-use super::deployment::{BEFORE, Deployment, helps};
+use super::deployment::{BEFORE, Deployment, helps, rules};
 use crate::change::Stage;
+use crate::engine_look::EngineRules;
 use crate::engine_saved::SavedEngines;
-use crate::engine_tuner::ASK_INTERVAL;
-use crate::event::Acting;
+use crate::engine_tuner::{ASK_INTERVAL, EngineTuner};
+use crate::event::{Acting, EventKind};
 
 #[test]
 fn a_forecast_for_other_limits_or_before_objectives_were_met_begins_nothing() {
@@ -73,4 +74,17 @@ fn a_gateway_that_leads_again_goes_on_where_the_other_one_ended() {
         pool.tuner.restore(saved, true, pool.now);
         pool.run_until(Some(Stage::Promotion));
     }
+}
+
+#[test]
+fn a_change_that_goes_on_after_a_restart_is_not_charged_with_the_misses_before() {
+    let mut pool = Deployment::new(2, helps);
+    pool.run_until_begun(Stage::Promotion);
+    // Also those of a gateway that did not lead until now.
+    pool.totals = (1e6, 1e5);
+    let saved = pool.tuner.saved(pool.now);
+    pool.tuner = EngineTuner::new(EngineRules { error_budget: 50.0 / 259_200.0, ..rules() });
+    pool.tuner.restore(saved, true, pool.now);
+    pool.run_until(None);
+    assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
 }

@@ -448,6 +448,9 @@ fn changes_end_when_their_part_of_the_error_budget_is_used_up() {
     pool.run(2 * 3_600);
     assert_eq!(pool.begun.len(), begun, "{:?}", pool.events);
     assert!(pool.belief().contains("error budget"), "{}", pool.belief());
+    pool.now += SECOND * 60 * 24 * 3_600;
+    pool.run(3_600);
+    assert!(pool.begun.len() > begun, "the misses of sixty days ago: {}", pool.belief());
 }
 
 #[test]
