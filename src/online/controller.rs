@@ -144,6 +144,8 @@ pub struct Controller {
     pub(crate) steps: Steps,
     pub(crate) blocks: Blocks,
     pub(crate) load: Option<(f64, Lengths)>,
+    /// When the latest window began, and the load before it.
+    load_before: (Option<Duration>, Option<(f64, Lengths)>),
     /// Since when the load is as it is.
     pub(crate) load_since: Duration,
     /// Since when the engines are as they are, as far as it knows.
@@ -181,6 +183,7 @@ impl Controller {
             steps: Steps::default(),
             blocks: Blocks::default(),
             load: None,
+            load_before: (None, None),
             load_since: Duration::ZERO,
             engines_since: Duration::ZERO,
             stuck_since: None,
@@ -368,8 +371,11 @@ impl Controller {
         let error = before.error.hypot(score.error);
         let change = score.loss - before.loss;
         let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
-        let is_worse = soon && change > ERRORS_SOON * error && score.loss > before.loss * WORSE
-            || Self::does_harm(&window.score(now), &before);
+        // Behind a queue of before, the first requests wait whatever the change does. One that grows is its doing.
+        let grows = window.pools.iter().any(PoolWindow::backlog_grows);
+        let so_far = if grows { window.score(now) } else { window.score_of_ended(now) };
+        let does_harm = Self::does_harm(&so_far, &before);
+        let is_worse = does_harm || soon && change > ERRORS_SOON * error && score.loss > before.loss * WORSE;
         let enough = score.requests >= REQUESTS && measured >= MEASURED;
         let direction = trial.step.direction;
         let errors = match measured >= MEASURED_MAX {
@@ -384,13 +390,14 @@ impl Controller {
             self.state = State::Measuring(trial);
             return Action::Wait;
         }
+        let decisive = if does_harm { &so_far } else { &score };
         let result = format!(
             "loss {:.3} after {:.3}, attainment {:.1} % after {:.1} %, {:.0} requests",
-            score.loss,
+            decisive.loss,
             before.loss,
-            100.0 * score.attainment,
+            100.0 * decisive.attainment,
             100.0 * before.attainment,
-            score.requests
+            decisive.requests
         );
         if is_better {
             self.note(now, EventKind::Kept, &trial, result);
@@ -419,10 +426,16 @@ impl Controller {
 
     /// Forgets what did not help when the load is another one.
     fn compare_load(&mut self, score: &Score, window: &Window) {
-        let lengths = window.lengths();
-        let Some((rate, known)) = &mut self.load else {
-            self.load = Some((score.rate, lengths));
+        // A window that goes on is looked at every second: it counts once, as it is by then.
+        if self.load_before.0 != Some(window.from) {
+            self.load_before = (Some(window.from), self.load.clone());
+        }
+        if self.load.is_none() {
             self.load_since = self.latest;
+        }
+        let lengths = window.lengths();
+        let Some((rate, known)) = &self.load_before.1 else {
+            self.load = Some((score.rate, lengths));
             return;
         };
         let ratio = score.rate / rate.max(1e-9);
@@ -430,10 +443,12 @@ impl Controller {
             self.blocks.clear();
             self.steps.reset();
             self.load = Some((score.rate, lengths));
+            self.load_before.1 = None;
             (self.load_since, self.stuck_since) = (self.latest, None);
         } else {
-            *rate += LOAD_WEIGHT * (score.rate - *rate);
-            known.merge(&lengths);
+            let mut merged = known.clone();
+            merged.merge(&lengths);
+            self.load = Some((rate + LOAD_WEIGHT * (score.rate - rate), merged));
         }
     }
 

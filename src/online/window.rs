@@ -119,6 +119,12 @@ impl PoolWindow {
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
+    /// Whether more requests have come than gone, by a long queue.
+    pub(crate) fn backlog_grows(&self) -> bool {
+        let long = LONG_QUEUE * self.usage.in_rotation.max(1);
+        self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)
+    }
+
     /// Requests of this window in a long queue: they have not ended, and are so many that they will not be in time. Those that
     /// waited before it began are not its own.
     fn late_in_queue(&self) -> f64 {
@@ -183,6 +189,15 @@ impl Score {
 impl Window {
     /// The score of the requests that arrived until `until`, of all pools together.
     pub fn score(&self, until: Duration) -> Score {
+        self.score_with(self.pools.iter().map(PoolWindow::late_in_queue).sum(), until)
+    }
+
+    /// The same without requests that wait in a long queue.
+    pub(crate) fn score_of_ended(&self, until: Duration) -> Score {
+        self.score_with(0.0, until)
+    }
+
+    fn score_with(&self, waiting: f64, until: Duration) -> Score {
         let batches = (until.saturating_sub(self.from).as_secs_f64() / BATCH.as_secs_f64()).floor() as usize;
         let mut sums = vec![Batch::default(); batches];
         for pool in &self.pools {
@@ -192,7 +207,6 @@ impl Window {
                 sum.missed += batch.missed;
             }
         }
-        let waiting = self.pools.iter().map(PoolWindow::late_in_queue).sum::<f64>();
         for sum in &mut sums {
             let share = waiting / batches as f64;
             sum.requests += share;

@@ -89,3 +89,39 @@ fn what_was_lost_before_a_quiet_time_is_over() {
     controller.step(QUIET + SETTLE.0, &window);
     assert_eq!((controller.stuck_since, controller.latest_score), (None, Score::default()));
 }
+
+#[test]
+fn a_queue_from_before_is_not_the_harm_of_a_change_and_one_that_grows_is() {
+    let (began, now) = (SETTLE.0, SETTLE.0 * 3);
+    let decides = |before: usize, gone: f64| {
+        let mut pool = PoolWindow::new(began);
+        (pool.usage.in_rotation, pool.usage.queue, pool.ended) = (2, 200, gone);
+        pool.usage.in_flight = Some(((began, before), (now, 250)));
+        let window = Window { from: began, pools: vec![pool] };
+        let mut controller = controller();
+        let score = Score { loss: 1.9, peak: 2.0, ..Score::default() };
+        let action = controller.measure(now, &window, trial(score, Duration::ZERO));
+        (action, controller.take_events().pop().map(|event| event.why))
+    };
+    assert_eq!(decides(300, 150.0), (Action::Wait, None), "a hundred have come, and wait behind the others");
+    let (action, why) = decides(100, 50.0);
+    assert_eq!(action, Action::Apply);
+    let said = "loss 3.000 after 1.900, attainment 0.0 % after 0.0 %, 200 requests";
+    assert_eq!(why.as_deref(), Some(said));
+}
+
+#[test]
+fn the_load_that_is_remembered_follows_once_per_window() {
+    let mut controller = controller();
+    let window = |from: u64| Window { from: Duration::from_secs(from), pools: vec![PoolWindow::new(SETTLE.0)] };
+    let score = |rate| Score { rate, ..Score::default() };
+    controller.compare_load(&score(10.0), &window(0));
+    (0..90).for_each(|_| controller.compare_load(&score(19.0), &window(100)));
+    assert_eq!(controller.load.as_ref().map(|(rate, _)| *rate), Some(10.0 + LOAD_WEIGHT * 9.0));
+    controller.stuck_since = Some(SETTLE.0);
+    controller.compare_load(&score(30.0), &window(200));
+    assert_eq!((controller.stuck_since, controller.load.as_ref().map(|(rate, _)| *rate)), (None, Some(30.0)));
+    controller.stuck_since = Some(SETTLE.0);
+    controller.compare_load(&score(31.0), &window(200));
+    assert_eq!(controller.stuck_since, Some(SETTLE.0), "noticed once");
+}
