@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use parking_lot::Mutex;
+use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use super::leaders::{Ended, TERM_LEASE, Trio, stream};
@@ -12,6 +15,40 @@ const ENGINES: [&str; 2] = ["n0", "n1"];
 
 fn pool_of(backends: [String; 2]) -> String {
     format!("[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\nslots = 64\n{}", backends.concat())
+}
+
+/// The folder of a test whose engines outlive their gateways: they end with it.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Processes with the variable that [`launched`] gives engines.
+    fn engines(&self) -> Vec<Pid> {
+        let mark = format!("RIG={}", self.path().display());
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let has_mark = |pid: &i32| {
+            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        pids.filter(has_mark).map(Pid::from_raw).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for pid in self.engines() {
+            // It may have ended by now.
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+    }
 }
 
 /// A pool of two engines that a gateway runs.
@@ -72,7 +109,7 @@ async fn restart(leader: &Gateway, engine: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_not_stopped_while_a_gateway_that_stands_still_may_send_requests_to_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let trio = Trio::start("decides", Some(&folder.path().join("state")), &launched(folder.path(), ports())).await;
     until_used(&trio.gateways).await;
     let leads = trio.until_one_leads().await;
@@ -91,7 +128,7 @@ async fn an_engine_is_not_stopped_while_a_gateway_that_stands_still_may_send_req
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_planned_restart_by_the_leader_cuts_no_stream_of_the_others() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let trio = Trio::start("decides", Some(&folder.path().join("state")), &launched(folder.path(), ports())).await;
     until_used(&trio.gateways).await;
     let mut clients = JoinSet::new();
@@ -130,7 +167,7 @@ async fn a_planned_restart_by_the_leader_cuts_no_stream_of_the_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_of_the_gateway_that_runs_the_engines_closes_none_of_them_for_the_others() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::new();
     let store = Store::Fake(Fake::start().await);
     let (ports, engine) = (ports(), Engine::start().await);
     let start = async |name, tables: &str| {
