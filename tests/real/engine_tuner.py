@@ -5,8 +5,8 @@ Usage: engine_tuner.py ROOT [WHOLE]      (ROOT from ./setup; `./engine_tuner` do
 Both engines start with room for two sequences, which is too few. The tuner restarts one with more, gives it copies of requests,
 compares it with the other, and changes that, too. That takes about 20 minutes on two cores, and is done with WHOLE, with clients
 that pause between requests: without pauses the four processes of the engines wait for a core more than requests wait for an
-engine, and the comparison finds nothing. Without WHOLE, an operator freezes the tuner after the copies, and the engine is taken
-back. No request may fail. The last line is `N passed, N failed`.
+engine, and the comparison finds nothing. Without WHOLE, the metrics of vLLM name the cause, an operator freezes the tuner after
+the copies, and the engine is taken back. No request may fail. The last line is `N passed, N failed`.
 Logs stay in ROOT/engine_tuner/.
 """
 
@@ -95,6 +95,13 @@ class Rig:
         self.gate.terminate()
 
 
+def too_few_sequences(rig):
+    """What the metrics of vLLM say that holds requests up, where it is the number of sequences."""
+    found = json.loads(get(rig.admin + "/admin/tuner")[1])["groups"][0]["diagnoses"]
+    # Placement may give all requests to one engine: two slow each other down on a machine with few cores.
+    return [one for one in found if one["reading"] == "sequences" and one["backends"]]
+
+
 def of_engines(rig, kind):
     return [one for one in rig.events() if one["kind"] == kind and ".engine." in one["key"]]
 
@@ -129,12 +136,16 @@ def engines_get_more_sequences_under_load_and_no_request_fails(rig):
 
 def an_engine_gets_copies_and_is_taken_back_when_an_operator_freezes_the_tuner(rig):
     rig.load = Load(rig.url)
+    named = []
 
     def compared():
         rig.pace()
+        named.extend(too_few_sequences(rig))
         return of_engines(rig, "compared")
 
     until("copies of requests were served", compared, DECIDES, every=2)
+    check(any("raise max-num-seqs above 2" in one["advice"] for one in named), named)
+    print(f"  {named[0]['evidence']}: {named[0]['advice']}")
     check(sorted("max-num-seqs=4" in settings for settings in rig.settings()) == [False, True], rig.settings())
     rig.order("freeze")
 

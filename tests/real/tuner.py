@@ -7,8 +7,9 @@ Steps build on each other; each prints one line. The last line is `N passed, N f
 1. one slot for each engine is too few: the tuner raises the limit while requests run, measures, and keeps it;
 2. no request failed meanwhile, and first tokens come sooner;
 3. the gateway starts again: the limit that was kept is in force at once, and the journal says what was done;
-4. the operator freezes the tuner and puts the limits of the file in force again;
-5. engines with room for two sequences, behind a gateway without a limit: the metrics of vLLM name the cause.
+4. the operator freezes the tuner and puts the limits of the file in force again.
+
+What holds requests up on the engines themselves: `engine_tuner.py`.
 """
 
 import concurrent.futures
@@ -80,19 +81,13 @@ class Rig:
         self.state = self.folder / "state"
         for name in ("tuner.json", "tuner.jsonl"):
             (self.state / name).unlink(missing_ok=True)
-        self.gate, self.engines, self.load = None, [], None
-        self.start_engines("wide", 64)
+        self.gate = self.load = None
+        self.engines = [Vllm(f"wide{n}", root, self.folder, 2048, "--max-num-seqs", "64", port=free_port()) for n in range(2)]
+        for engine in self.engines:
+            engine.healthy()
         # On a machine of any speed: with one slot for each engine a request waits for five others, ten times this bound.
         self.bound = 0.5 * self.alone()
         self.start_gate(1)
-
-    def start_engines(self, name, sequences):
-        for engine in self.engines:
-            engine.terminate()
-        flags = ["--max-num-seqs", str(sequences)]
-        self.engines = [Vllm(f"{name}{n}", self.root, self.folder, 2048, *flags, port=free_port()) for n in range(2)]
-        for engine in self.engines:
-            engine.healthy()
 
     def alone(self):
         """Seconds that a request takes if each engine serves one at a time."""
@@ -180,33 +175,11 @@ def the_operator_has_the_last_word(rig):
     check("makes changes" in rig.sluice("resume"), "the command says so")
 
 
-def what_holds_requests_up_on_the_engines_is_named(rig):
-    rig.gate.terminate()
-    rig.start_engines("narrow", 2)
-    # A request that waits for another one is late.
-    rig.bound /= 5
-    rig.start_gate(64)
-    rig.load = Load(rig.gate.url)
-
-    def named():
-        found = rig.shown()["groups"][0]["diagnoses"]
-        # Placement may give all requests to one engine: two slow each other down on a machine with few cores.
-        return [one for one in found if one["reading"] == "sequences" and one["backends"]]
-
-    found = until("too few sequences are named", named, DECIDES, every=1)
-    print(f"  {found[0]['evidence']}: {found[0]['advice']}")
-    check("raise max-num-seqs above 2" in found[0]["advice"], found)
-    ended = rig.load.end()
-    rig.load = None
-    check(all(one[1] == 200 and one[2] for one in ended), "a request failed")
-
-
 STEPS = (
     a_limit_that_is_too_low_is_raised_under_load_and_kept,
     no_request_failed_and_first_tokens_come_sooner,
     what_was_kept_survives_a_restart,
     the_operator_has_the_last_word,
-    what_holds_requests_up_on_the_engines_is_named,
 )
 
 
