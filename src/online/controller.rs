@@ -8,9 +8,9 @@
 //!      `------------------------- kept <------------------------------- better ----------------'
 //! ```
 //!
-//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`GAIN`] or [`GAIN_ENOUGH`]. It is undone
-//! at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The same change is not tried
-//! again for a while, the longer the more often it failed, unless the load changes. Objectives that are met are left alone.
+//! A change stays if the mean loss of the requests that arrive after it is lower by more than chance and by [`least_gain`]. It is
+//! undone at once when the loss is clearly higher, and at the end when it is not lower: ties keep what was. The same change is not
+//! tried again for a while, the longer the more often it failed, unless the load changes. Objectives that are met are left alone.
 //! It only proposes the change where it may not act, or waits until an operator approves it ([`Acting`]).
 //!
 //! It stands back when a configuration is applied, a backend enters or leaves rotation, or the clock goes backwards: what was
@@ -43,9 +43,9 @@ const QUIET: Duration = Duration::from_secs(1_200);
 /// The loss at which a first look is enough to try something.
 const GROSS_LOSS: f64 = 0.5;
 /// A gain must be this share of the loss ..
-pub(crate) const GAIN: f64 = 0.03;
+const GAIN: f64 = 0.03;
 /// .. or this much: where all requests are late, it is what times 7 % shorter gain (see [`crate::loss`]).
-pub(crate) const GAIN_ENOUGH: f64 = 0.02;
+const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors of a difference that count as more than chance before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
 /// The same at the end: a change costs nothing and can be undone, and it was suggested by where requests lose their time. Fewer
@@ -67,6 +67,11 @@ const OTHER_RATE: f64 = 2.0;
 const OTHER_LENGTHS: f64 = 0.35;
 /// Weight of a new window in the remembered load.
 const LOAD_WEIGHT: f64 = 0.3;
+
+/// By how much a loss must fall for a change to have helped, tried or simulated.
+pub(crate) fn least_gain(loss: f64) -> f64 {
+    (GAIN * loss).min(GAIN_ENOUGH)
+}
 
 /// A change that is being tried.
 #[derive(Clone, Debug)]
@@ -383,8 +388,7 @@ impl Controller {
             true => ERRORS_AT_END,
             false => ERRORS,
         };
-        let is_better =
-            score.requests >= REQUESTS_SOON && -change > (errors * error).max((GAIN * before.loss).min(GAIN_ENOUGH));
+        let is_better = score.requests >= REQUESTS_SOON && -change > (errors * error).max(least_gain(before.loss));
         let is_decided = is_worse || (enough && is_better);
         if !is_decided && measured < MEASURED_MAX {
             self.state = State::Measuring(trial);

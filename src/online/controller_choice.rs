@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::controller::{Action, Asked, Controller, GAIN, GAIN_ENOUGH, MEASURED, REQUESTS, State};
+use crate::controller::{Action, Asked, Controller, MEASURED, REQUESTS, State, least_gain};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::forecast::{Answer, BOUND, Forecast, LimitsQuestion};
 use crate::limits::{Knob, Limits, PoolLimits};
@@ -160,7 +160,7 @@ impl Controller {
             let gain = before.loss - forecast.loss;
             let shown = self.show(&step, &self.limits);
             said += &format!("; {:.3} with {shown}", forecast.loss);
-            let least = (GAIN * before.loss).min(GAIN_ENOUGH);
+            let least = least_gain(before.loss);
             let does_harm = -gain > (BOUND * forecast.error).max(least);
             if does_harm || (explains && gain < least.max(forecast.error)) {
                 resting.push(step.direction);

@@ -319,7 +319,7 @@ impl EngineTuner {
         (look.totals.1 - missed - self.missed_before * (look.totals.0 - requests)).max(0.0)
     }
 
-    /// Misses count for thirty days: as many are forgotten as if all of them had come evenly.
+    /// Misses are forgotten exponentially: after thirty days 37 % of them still count.
     pub(crate) fn forget_misses(&mut self, look: &Look<'_>) {
         let since = look.now.saturating_sub(self.spent_at).as_secs_f64();
         (self.spent, self.spent_at) = (self.spent * (-since / BUDGET_SECONDS).exp(), look.now);

@@ -145,6 +145,13 @@ fn limits_that_hold_requests_up_are_forecast_to_lose_more() {
     assert_eq!(forecast_limits(&lab, &few, 1), Answer::default(), "too few to say");
 }
 
+fn set_slots(lab: &mut Lab, slots: u32) {
+    let config = Arc::make_mut(&mut lab.config);
+    let mut limits = Limits::of(config);
+    limits.0[0].slots = slots;
+    limits.put(config);
+}
+
 /// The most requests that waited when a simulation was to begin.
 static WAITED: AtomicUsize = AtomicUsize::new(0);
 
@@ -156,10 +163,7 @@ fn notes_what_waits(_: &Lab, question: &LimitsQuestion, _: u64) -> Answer {
 #[test]
 fn limits_are_simulated_with_what_waited_then() {
     let mut lab = lab("{ max-num-seqs = 4 }", "[]", "6m", (4.8, 0.1), 400);
-    let config = Arc::make_mut(&mut lab.config);
-    let mut limits = Limits::of(config);
-    limits.0[0].slots = 4;
-    limits.put(config);
+    set_slots(&mut lab, 4);
     lab.forecaster = Some(Forecaster { flags: promises, limits: Some(notes_what_waits) });
     run(&lab, 1).unwrap();
     let waited = WAITED.load(Ordering::Relaxed);
@@ -180,10 +184,7 @@ fn notes_what_waits_still(lab: &Lab, question: &Question, seed: u64) -> Answer {
 #[test]
 fn flags_are_simulated_with_what_waits_still() {
     let mut lab = lab("{ max-num-seqs = 4 }", "[\"gpu-memory-utilization\"]", "4m", (4.8, 0.1), 400);
-    let config = Arc::make_mut(&mut lab.config);
-    let mut limits = Limits::of(config);
-    limits.0[0].slots = 4;
-    limits.put(config);
+    set_slots(&mut lab, 4);
     lab.forecaster = Some(Forecaster { flags: notes_what_waits_still, limits: None });
     run(&lab, 1).unwrap();
     let waited = WAITED_STILL.load(Ordering::Relaxed);
