@@ -4,7 +4,6 @@
 
 use super::deployment::{BEFORE, Deployment, helps, rules};
 use crate::change::Stage;
-use crate::engine_look::EngineRules;
 use crate::engine_saved::SavedEngines;
 use crate::engine_tuner::{ASK_INTERVAL, EngineTuner};
 use crate::event::{Acting, EventKind};
@@ -81,10 +80,12 @@ fn a_change_that_goes_on_after_a_restart_is_not_charged_with_the_misses_before()
     let mut pool = Deployment::new(2, helps);
     pool.run_until_begun(Stage::Promotion);
     // Also those of a gateway that did not lead until now.
-    pool.totals = (1e6, 1e5);
+    pool.totals = (1e6, 1e6);
     let saved = pool.tuner.saved(pool.now);
-    pool.tuner = EngineTuner::new(EngineRules { error_budget: 50.0 / 259_200.0, ..rules() });
+    pool.tuner = EngineTuner::new(rules());
     pool.tuner.restore(saved, true, pool.now);
     pool.run_until(None);
     assert_eq!(pool.kinds().last(), Some(&EventKind::Kept), "{:?}", pool.events);
+    let spent = pool.tuner.saved(pool.now).spent;
+    assert!(spent < 1_000.0, "{spent}");
 }
