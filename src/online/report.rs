@@ -35,6 +35,13 @@ pub struct TunerReport {
     pub events: Vec<TimedEvent>,
 }
 
+impl TunerReport {
+    /// The changes that it would make: of limits, then of engines.
+    pub fn proposals(&self) -> impl Iterator<Item = &ProposalReport> {
+        self.groups.iter().filter_map(|group| group.proposal.as_ref()).chain(&self.engines.proposal)
+    }
+}
+
 /// Pools that serve the same models.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GroupReport {
@@ -115,4 +122,23 @@ pub struct EngineTuningReport {
     pub proposal: Option<ProposalReport>,
     /// Changes that were measured, with what was forecast, the oldest first.
     pub changes: Vec<Realised>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proposals_are_those_of_limits_and_those_of_engines() {
+        let proposal = |id: &str| {
+            let (id, [key, from, to, why]) = (id.to_owned(), Default::default());
+            Some(ProposalReport { id, key, from, to, why })
+        };
+        let group = |proposal| GroupReport { proposal, ..GroupReport::default() };
+        let engines = EngineTuningReport { proposal: proposal("e3"), ..EngineTuningReport::default() };
+        let groups = vec![group(proposal("1.2")), group(None), group(proposal("3.1"))];
+        let report = TunerReport { groups, engines, ..TunerReport::default() };
+        let ids: Vec<_> = report.proposals().map(|proposal| &*proposal.id).collect();
+        assert_eq!(ids, ["1.2", "3.1", "e3"]);
+    }
 }

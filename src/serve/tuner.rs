@@ -155,8 +155,8 @@ impl TunerControl for App {
                     return Err(TunerError::Frozen { why });
                 }
                 if !tuner.approve(&id) {
-                    let known: Vec<_> =
-                        tuner.report().groups.into_iter().filter_map(|group| Some(group.proposal?.id)).collect();
+                    let report = tuner.report();
+                    let known: Vec<_> = report.proposals().map(|proposal| proposal.id.as_str()).collect();
                     return Err(TunerError::UnknownProposal { id, known: known.join(", ") });
                 }
                 false
