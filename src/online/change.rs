@@ -10,8 +10,8 @@
 //! From its restart until it has served its copies, the canary serves no request, not even those that wait when it starts: an
 //! engine that crashes, hangs or fails under the load costs none. Afterwards requests load it, and every other engine that
 //! is changed, at most as much as the copies did ([`EngineChange::proved`]), until the change has ended. All engines first
-//! serve those that waited meanwhile: with a backlog on one side only, the other would seem to be better. While it is compared, the
-//! gateway draws for each request which of the two engines serves it.
+//! serve those that waited meanwhile, for five minutes at most: with a backlog on one side only, the other would seem to be better.
+//! While it is compared, the gateway draws for each request which of the two engines serves it.
 
 use serde::{Deserialize, Serialize};
 

@@ -55,8 +55,8 @@ pub(crate) const COPIES_SERVED: u64 = 30;
 pub(crate) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 /// Copies that fail before it is taken back.
 pub(crate) const COPIES_FAILED: u64 = 3;
-/// How long the queue may take to become as short as before the restart.
-pub(crate) const RECOVERY: Duration = Duration::from_secs(900);
+/// For how long a comparison waits for the queue to become as short as before the restart.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(300);
 /// When a comparison begins, requests do not count for this long.
 pub(crate) const SETTLE: Duration = Duration::from_secs(60);
 /// When a comparison ends without a winner, and when it does if it shows [`PROMISING`] of the gain that was forecast.

@@ -179,14 +179,13 @@ impl EngineTuner {
         // Where clients send as much as the engines can serve, the queue is never empty.
         let usual = self.waited.max(change.backends.len());
         let is_short = own().all(|engine| engine.waiting <= usual);
-        if is_short {
+        // Where engines without the change are the ones that cannot keep up, the queue stays. It is drawn for both sides alike.
+        if is_short || look.now >= since + RECOVERY {
             if let Some(change) = &mut self.change {
                 change.stage = Stage::Compared;
             }
             self.state = State::Measuring { since: look.now + SETTLE, absent: None };
             orders.push(Order::Configure);
-        } else if look.now >= since + RECOVERY {
-            self.give_up(look.now, "requests still wait long with it", orders);
         }
     }
 

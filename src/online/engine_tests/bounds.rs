@@ -1,7 +1,7 @@
 //! How much requests load an engine with a change: nothing before its copies, and then as much as these did.
 
 use crate::change::Stage;
-use crate::engine_tuner::{COPIES, COPIES_SOON};
+use crate::engine_tuner::{COPIES, COPIES_SOON, RECOVERY};
 use crate::event::EventKind;
 use crate::proof::Load;
 
@@ -63,6 +63,33 @@ fn copies_end_sooner_where_many_are_served() {
     assert_eq!(lasts(200), soon.as_secs());
     let between = lasts(many as u32 / 30);
     assert!((55..65).contains(&between), "33 a second are many after 60 s: {between}");
+}
+
+#[test]
+fn a_queue_that_was_as_long_before_the_change_does_not_hold_it_up() {
+    let mut pool = Deployment::new(2, helps);
+    let queue = |pool: &mut Deployment, waiting| pool.engines.iter_mut().for_each(|engine| engine.waiting = waiting);
+    queue(&mut pool, 50);
+    pool.run_until(Some(Stage::Copies));
+    queue(&mut pool, 60);
+    pool.run_until(Some(Stage::Recovery));
+    pool.run(60);
+    assert_eq!(pool.stage(), Some(Stage::Recovery), "what waited during the restart is served first");
+    queue(&mut pool, 50);
+    pool.run_until(Some(Stage::Promotion));
+}
+
+#[test]
+fn a_queue_that_engines_without_the_change_keep_long_does_not_end_it() {
+    let mut pool = Deployment::new(2, helps);
+    pool.run_until(Some(Stage::Copies));
+    pool.engines.iter_mut().for_each(|engine| engine.waiting = 500);
+    pool.run_until(Some(Stage::Recovery));
+    pool.run(RECOVERY.as_secs() - 5);
+    assert_eq!(pool.stage(), Some(Stage::Recovery));
+    pool.run(10);
+    assert_eq!(pool.stage(), Some(Stage::Compared), "{:?}", pool.events);
+    pool.run_until(Some(Stage::Promotion));
 }
 
 #[test]

@@ -96,20 +96,6 @@ fn after_a_failure_it_rests() {
 }
 
 #[test]
-fn a_queue_that_was_as_long_before_the_change_does_not_hold_it_up() {
-    let mut pool = Deployment::new(2, helps);
-    let queue = |pool: &mut Deployment, waiting| pool.engines.iter_mut().for_each(|engine| engine.waiting = waiting);
-    queue(&mut pool, 50);
-    pool.run_until(Some(Stage::Copies));
-    queue(&mut pool, 60);
-    pool.run_until(Some(Stage::Recovery));
-    pool.run(60);
-    assert_eq!(pool.stage(), Some(Stage::Recovery), "what waited during the restart is served first");
-    queue(&mut pool, 50);
-    pool.run_until(Some(Stage::Promotion));
-}
-
-#[test]
 fn a_gateway_that_restarts_takes_back_what_was_tried_and_finishes_what_was_promoted() {
     for stage in [Stage::Canary, Stage::Copies, Stage::Recovery, Stage::Compared, Stage::Promotion, Stage::Return] {
         let mut pool = Deployment::new(3, if stage == Stage::Return { |_| (0.5, 0.0) } else { helps });
