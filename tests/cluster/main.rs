@@ -13,6 +13,8 @@ mod leaders;
 mod restarts;
 #[path = "../common/ports.rs"]
 mod ports;
+#[path = "../common/processes.rs"]
+mod processes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

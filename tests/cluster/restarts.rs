@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -28,26 +26,13 @@ impl Folder {
     fn path(&self) -> &Path {
         self.0.path()
     }
-
-    /// Processes with the variable that [`launched`] gives engines.
-    fn engines(&self) -> Vec<Pid> {
-        let mark = format!("RIG={}", self.path().display());
-        let entries = std::fs::read_dir("/proc").unwrap().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let has_mark = |pid: &i32| {
-            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
-        };
-        pids.filter(has_mark).map(Pid::from_raw).collect()
-    }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        for pid in self.engines() {
-            // It may have ended by now.
-            let _ = kill(pid, Signal::SIGKILL);
-        }
+        // The variable that [`launched`] gives engines.
+        let mark = format!("RIG={}", self.path().display());
+        processes::kill_with(|variable| variable == mark.as_bytes());
     }
 }
 

@@ -247,14 +247,15 @@ fn make_executable(path: &Path) {
 async fn missing_models_and_starts_without_progress_are_different_failures() {
     let rig = Rig::new("--sim-startup 0");
     rig.start(&EngineSettings::default()).await;
-    let failure = rig.ready(&["m", "an-adapter"], ReadyRules::default()).await.unwrap_err();
+    // Three hundredths of the time limits of a real start.
+    let patient = ReadyRules { start_timeout_scale: 0.03, ..ReadyRules::default() };
+    let failure = rig.ready(&["m", "an-adapter"], patient).await.unwrap_err();
     assert_eq!(failure.class, FailureClass::WrongModels, "{failure}\n{}", rig.log());
     assert!(failure.to_string().contains("does not serve an-adapter"), "{failure}");
     rig.stop().await;
     let stuck = Rig::new("--sim-startup 0 --sim-fault slow-start=600");
     let trace = stuck.start(&EngineSettings::default()).await;
-    // A hundredth of the time limits of a real start.
-    let hasty = ReadyRules { start_timeout_scale: 0.01, ..ReadyRules::default() };
+    let hasty = ReadyRules { start_timeout_scale: 0.003, ..ReadyRules::default() };
     let failure = stuck.ready(&["m"], hasty).await.unwrap_err();
     assert_eq!((failure.class, failure.retry()), (FailureClass::Timeout, Retryable::Later), "{failure}");
     assert!(failure.to_string().contains("no progress for"), "{failure}");

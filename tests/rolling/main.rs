@@ -17,6 +17,8 @@ mod config;
 mod load;
 #[path = "../common/ports.rs"]
 mod ports;
+#[path = "../common/processes.rs"]
+mod processes;
 mod rig;
 mod scaling;
 mod upgrades;

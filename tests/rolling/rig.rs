@@ -17,6 +17,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use crate::ports::free_port;
+use crate::processes;
 
 /// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -169,20 +170,14 @@ impl Rig {
     /// Processes of one engine: its script, and the simulator that the script becomes.
     pub(crate) fn processes_of(&self, name: &str) -> anyhow::Result<Vec<i32>> {
         let mark = format!("#p/{name}#");
-        let of = |pid: &i32| {
-            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let marks = environ.split(|byte| *byte == 0).filter(|word| word.starts_with(b"SLUICE_ENGINE="));
-            marks.into_iter().any(|word| String::from_utf8_lossy(word).contains(&mark))
-        };
+        let is = |word: &[u8]| word.starts_with(b"SLUICE_ENGINE=") && String::from_utf8_lossy(word).contains(&mark);
+        let of = |pid: &i32| processes::has(*pid, is);
         Ok(self.processes()?.into_iter().map(|(pid, _)| pid).filter(of).collect())
     }
 
     /// Whether all engines have processes, and each of them has this variable (`NAME=value`) or, if not `set`, lacks it.
     pub(crate) fn all_have(&self, variable: &str, set: bool) -> anyhow::Result<bool> {
-        let has = |pid: &i32| {
-            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environ.split(|byte| *byte == 0).any(|word| word == variable.as_bytes())
-        };
+        let has = |pid: &i32| processes::has(*pid, |word| word == variable.as_bytes());
         for name in ENGINES {
             let processes = self.processes_of(name)?;
             if processes.is_empty() || processes.iter().any(|pid| has(pid) != set) {
@@ -246,16 +241,17 @@ impl Rig {
 
     /// Processes of any engine of this rig, by their environment: id and command line.
     pub(crate) fn processes(&self) -> anyhow::Result<Vec<(i32, String)>> {
+        let command = |pid: i32| {
+            // It may have ended by now.
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            (pid, String::from_utf8_lossy(&words).replace('\0', " "))
+        };
+        Ok(processes::with(self.of_engine()).into_iter().map(command).collect())
+    }
+
+    fn of_engine(&self) -> impl Fn(&[u8]) -> bool + use<> {
         let mark = format!("RIG={}", self.folder.path().display());
-        let mut found = Vec::new();
-        for entry in fs::read_dir("/proc")?.flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
-            if read("environ").split(|byte| *byte == 0).any(|word| word == mark.as_bytes()) {
-                found.push((pid, String::from_utf8_lossy(&read("cmdline")).replace('\0', " ")));
-            }
-        }
-        Ok(found)
+        move |word| word == mark.as_bytes()
     }
 }
 
@@ -263,10 +259,7 @@ impl Drop for Rig {
     /// A failed test leaves no engines behind.
     fn drop(&mut self) {
         drop(self.child.take());
-        for (pid, _) in self.processes().unwrap_or_default() {
-            // It may have ended by now.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
+        processes::kill_with(self.of_engine());
     }
 }
 

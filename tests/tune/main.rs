@@ -2,6 +2,8 @@
 
 #[path = "../common/ports.rs"]
 mod ports;
+#[path = "../common/processes.rs"]
+mod processes;
 mod rig;
 
 use nix::sys::signal::{Signal, kill};

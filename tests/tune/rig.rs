@@ -3,15 +3,14 @@
 //! Engines carry the folder in a mark of their environment, by which a test finds them, and ends them if it fails.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::ports::free_port;
+use crate::processes;
 
 /// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
@@ -156,29 +155,19 @@ impl Rig {
 
     /// Living processes of this folder's engines.
     pub(crate) fn engines(&self) -> Vec<i32> {
+        processes::with(self.of_engine())
+    }
+
+    fn of_engine(&self) -> impl Fn(&[u8]) -> bool + use<> {
         let mark = format!("SLUICE_ENGINE={}", self.folder.path().canonicalize().unwrap().display());
-        let entries = std::fs::read_dir("/proc").unwrap().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        pids.filter(|pid| has_mark(*pid, mark.as_bytes()) && is_alive(*pid)).collect()
+        move |variable| variable.starts_with(mark.as_bytes())
     }
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        for pid in self.engines() {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
+        processes::kill_with(self.of_engine());
     }
-}
-
-fn has_mark(pid: i32, mark: &[u8]) -> bool {
-    let environ = std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).unwrap_or_default();
-    environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(mark))
-}
-
-fn is_alive(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
 }
 
 fn ran(output: Output) -> Ran {

@@ -1,0 +1,25 @@
+//! Processes that a test has started, itself or through a gateway. They are known by a variable of their environment.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Whether a variable (`NAME=value`) for which `is` holds is in the environment of a process; that of one that has ended is empty.
+pub(crate) fn has(pid: i32, is: impl Fn(&[u8]) -> bool) -> bool {
+    let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environ.split(|byte| *byte == 0).any(is)
+}
+
+/// The processes for which [`has`] holds.
+pub(crate) fn with(is: impl Fn(&[u8]) -> bool) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").expect("/proc is mounted").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| has(*pid, &is)).collect()
+}
+
+/// Kills them, so that a test that failed leaves none behind.
+pub(crate) fn kill_with(is: impl Fn(&[u8]) -> bool) {
+    for pid in with(is) {
+        // It may have ended by now.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
