@@ -35,6 +35,9 @@ impl EngineTuner {
             self.belief = why.clone();
             return;
         }
+        if self.proposal.as_ref().is_some_and(|(_, change)| is_outdated(look, change)) {
+            (self.proposal, self.approved) = (None, None);
+        }
         let is_approved = |(proposal, _): &&(Proposal, EngineChange)| self.approved == Some(proposal.id);
         if let Some((proposal, change)) = self.proposal.as_ref().filter(is_approved).cloned() {
             self.belief.clone_from(&proposal.why);
@@ -51,10 +54,17 @@ impl EngineTuner {
             self.proposal = None;
             return;
         }
+        self.proposal.take_if(|(_, change)| !needs.iter().any(|need| need.pools.contains(&change.pool)));
+        let mut pools: Vec<_> =
+            needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))).collect();
+        // A pool that no change helps leaves the others their turn.
+        let last = pools.iter().position(|(_, pool)| self.asked_last.as_ref() == Some(pool));
+        pools.rotate_left(last.map_or(0, |last| last + 1));
         let mut why_not = String::new();
-        for (need, pool) in needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))) {
+        for (need, pool) in pools {
             match self.question(look, need, pool) {
                 Ok(question) => {
+                    self.asked_last = Some(pool.clone());
                     self.asked = Some(question.clone());
                     self.state = State::Simulating(look.now);
                     orders.push(Order::Simulate(question));
@@ -88,9 +98,16 @@ impl EngineTuner {
         let starts = engines.iter().filter_map(|engine| engine.started_in).max();
         let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
         let (limits, load_since) = (need.limits.clone(), need.load_since);
-        self.pooled.begin(Subject { pool: pool.to_owned(), flags: flags.clone(), absent, limits, load_since });
+        self.pooled.entry(pool.to_owned()).or_default().begin(Subject {
+            pool: pool.to_owned(),
+            flags: flags.clone(),
+            absent,
+            limits,
+            load_since,
+        });
         let beside = need.pools.iter().position(|own| own == pool).and_then(|at| need.beside.get(at));
         let limits_of_pool = std::iter::once(None).chain(beside.into_iter().flatten().copied().map(Some));
+        let pooled = &self.pooled[pool];
         let mut candidates = Vec::new();
         for flag in self.rules.flags.iter().copied() {
             let Some(value) = flags.get(&flag).copied() else { continue };
@@ -100,7 +117,7 @@ impl EngineTuner {
             };
             let near = flag.near_used(value, need.running_peak).into_iter().filter(open);
             let with = |to| limits_of_pool.clone().map(move |limits| Candidate { flag, to, limits });
-            candidates.extend(near.flat_map(with).filter(|candidate| !self.pooled.is_beaten(*candidate)));
+            candidates.extend(near.flat_map(with).filter(|candidate| !pooled.is_beaten(*candidate)));
         }
         if candidates.is_empty() {
             return Err("what may help was tried and did not".to_owned());
@@ -138,14 +155,14 @@ impl EngineTuner {
         if !still_applies(&question, need) {
             "objectives are met or limits have changed since the simulation began".clone_into(&mut self.belief);
             self.state = State::Watching(look.now);
-            self.proposal = None;
+            self.drop_proposal(&question.pool);
             return;
         }
         let lasted = look.now.saturating_sub(need.load_since);
         // No request is simulated twice, and what does not pay yet pays only when the load has lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
         self.state = State::Watching(look.now + wait);
-        let answer = &self.pooled.add(&question, answer);
+        let answer = &self.pooled.entry(question.pool.clone()).or_default().add(&question, answer);
         let best = self.best(&question, answer, need);
         let certain = best.as_ref().map_or(0.0, |best| best.certain);
         self.suggestions.retain(|(.., until)| look.now < *until);
@@ -156,8 +173,8 @@ impl EngineTuner {
         if let Some((limits, why)) = free.filter(|_| answer.unexplained(need.score.loss).is_none()) {
             self.suggestions.push((question.pool.clone(), limits, look.now + CLOSED));
             self.belief = format!("{why}: tried without a change of engines");
+            self.drop_proposal(&question.pool);
             self.suggested = Some((question.pool, limits, why));
-            self.proposal = None;
             return;
         }
         let Some(best) = best else {
@@ -165,7 +182,7 @@ impl EngineTuner {
                 Some(why) => format!("{why}, and the engines show no reason for it"),
                 None => "no change of a flag is expected to help".to_owned(),
             };
-            self.proposal = None;
+            self.drop_proposal(&question.pool);
             return;
         };
         self.weigh(question, answer, need, best, look);
@@ -183,10 +200,10 @@ impl EngineTuner {
         let count = backends.len() as f64;
         let dwell = look.now.saturating_sub(need.load_since).clamp(DWELL.0, DWELL.1);
         let absence = answer.absence.unwrap_or(1.0 / count);
-        let under =
-            self.pooled.limits_save(candidate).filter(|saved| *saved > 0.0).map(|saved| (absence - saved).max(0.0));
+        let pooled = self.pooled.entry(question.pool.clone()).or_default();
+        let under = pooled.limits_save(candidate).filter(|saved| *saved > 0.0).map(|saved| (absence - saved).max(0.0));
         let absent = under.unwrap_or(absence);
-        let changed = self.pooled.absence_with(candidate).unwrap_or(absent);
+        let changed = pooled.absence_with(candidate).unwrap_or(absent);
         let cost = cost(question.absent, count, absent, changed);
         let pays = certain * dwell.as_secs_f64() > PAYS * cost;
         let matters = certain >= (GAIN * loss).max(GAIN_MIN);
@@ -206,7 +223,7 @@ impl EngineTuner {
             };
             let (to, from) = (flag.show(to), flag.show(from));
             self.belief = format!("{} = {to} (was {from}): {}: {less}", flag.name(), self.belief);
-            self.proposal = None;
+            self.drop_proposal(&question.pool);
             return;
         }
         let change = EngineChange {
@@ -278,10 +295,18 @@ impl EngineTuner {
         each.filter(|best| best.certain > 0.0).max_by(|one, other| one.certain.total_cmp(&other.certain))
     }
 
+    fn drop_proposal(&mut self, pool: &str) {
+        self.proposal.take_if(|(_, change)| change.pool == pool);
+    }
+
     fn propose(&mut self, now: Duration, change: EngineChange) {
-        let what = |change: &EngineChange| (change.flag, change.to, change.limits);
-        let is_known = |(_, known): &(Proposal, EngineChange)| what(known) == what(&change);
-        if self.proposal.as_ref().is_some_and(is_known) {
+        let is_known = |(_, known): &(Proposal, EngineChange)| {
+            let same_engines = known.pool == change.pool && known.from == change.from;
+            same_engines && (known.flag, known.to, known.limits) == (change.flag, change.to, change.limits)
+        };
+        // That of another pool stays, until it is approved or has become needless.
+        let is_others = |(_, known): &(Proposal, EngineChange)| known.pool != change.pool;
+        if self.proposal.as_ref().is_some_and(|known| is_known(known) || is_others(known)) {
             return;
         }
         let values = (change.flag.show(change.from), change.flag.show(change.to));
@@ -316,6 +341,16 @@ impl EngineTuner {
             false
         })
     }
+}
+
+/// Whether engines are no longer those that a change was proposed for, or have another value of its flag.
+fn is_outdated(look: &Look<'_>, change: &EngineChange) -> bool {
+    let own = || look.engines.iter().filter(|engine| engine.pool == change.pool);
+    let is_other = |engine: &EngineState| {
+        let flags = engine.flags.as_ref().filter(|flags| !flags.is_empty());
+        flags.is_some_and(|flags| flags.get(&change.flag) != Some(&change.from))
+    };
+    own().any(is_other) || !change.backends.iter().all(|backend| own().any(|engine| engine.backend == *backend))
 }
 
 /// The backends of a pool, beginning with another one for each number.

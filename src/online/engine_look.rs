@@ -62,6 +62,8 @@ pub struct Need {
     pub limits: Limits,
     /// Those of each of `pools`.
     pub in_force: Vec<PoolLimits>,
+    /// Their requests so far, and those that missed an objective.
+    pub totals: (f64, f64),
     /// What a request of each of `pools` loses.
     pub losses: Vec<f64>,
     /// For each of `pools`, other limits under which a change of flags may help.
@@ -93,8 +95,6 @@ pub struct Look<'a> {
     pub waits: Option<&'a str>,
     /// The arms of the experiment that runs.
     pub arms: &'a Arms,
-    /// Requests so far, and those that missed an objective.
-    pub totals: (f64, f64),
     /// How long a request may take until it counts.
     pub horizon: Duration,
 }
@@ -130,4 +130,11 @@ pub enum Restarted {
     Failed(String),
     /// It may not begin now.
     Blocked(String),
+}
+
+impl Look<'_> {
+    /// The group that a pool belongs to, if it has objectives.
+    pub(crate) fn need_of(&self, pool: &String) -> Option<&Need> {
+        self.needs.iter().find(|need| need.pools.contains(pool))
+    }
 }

@@ -14,7 +14,7 @@
 //!
 //! Pure: the caller simulates, restarts, and reports what came of it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::change::{EngineChange, Stage};
@@ -73,7 +73,7 @@ pub(crate) const WATCHED: Duration = Duration::from_secs(60);
 /// Without a look for so long, the gateway stood still: what happened meanwhile is not known.
 pub(crate) const GAP: Duration = Duration::from_secs(60);
 /// How long a restart may wait for its turn.
-const BLOCKED: Duration = Duration::from_secs(900);
+pub(crate) const BLOCKED: Duration = Duration::from_secs(900);
 /// Between two attempts at a restart that waits.
 const RETRY: Duration = Duration::from_secs(10);
 /// After a change that helped.
@@ -119,7 +119,9 @@ pub struct EngineTuner {
     /// How long a restart took.
     pub(crate) lasts: Option<Duration>,
     /// What simulations have said.
-    pub(crate) pooled: Pooled,
+    pub(crate) pooled: BTreeMap<String, Pooled>,
+    /// The pool of the last question.
+    pub(crate) asked_last: Option<String>,
     /// Misses that changes have caused so far.
     pub(crate) spent: f64,
     /// When some of that was last forgotten.
@@ -165,7 +167,8 @@ impl EngineTuner {
             failures: 0,
             frozen: None,
             lasts: None,
-            pooled: Pooled::default(),
+            pooled: BTreeMap::new(),
+            asked_last: None,
             spent: 0.0,
             spent_at: Duration::ZERO,
             before: None,
@@ -321,7 +324,14 @@ impl EngineTuner {
     pub(crate) fn forget(&mut self) {
         (self.asked, self.proposal, self.approved, self.suggested) = (None, None, None, None);
         self.suggestions.clear();
-        self.pooled = Pooled::default();
+        self.pooled.clear();
+        // Those of the configuration are in force while engines return.
+        self.change.iter_mut().for_each(|change| change.limits = None);
+    }
+
+    /// The limits that a change has brought, and their pool, where they are in force now.
+    pub(crate) fn limits_in_force(&self) -> Option<(String, PoolLimits)> {
+        self.change.as_ref().and_then(|change| Some((change.pool.clone(), change.limits_in_force()?)))
     }
 
     /// Drops the change under way, because something else changed.
@@ -370,9 +380,9 @@ impl EngineTuner {
     }
 
     pub(crate) fn begin(&mut self, look: &Look<'_>, change: EngineChange) {
-        let missed = look.needs.iter().find(|need| need.pools.contains(&change.pool));
-        self.before = Some(look.totals);
-        self.missed_before = missed.map_or(0.0, |need| 1.0 - need.score.attainment);
+        let own = look.need_of(&change.pool);
+        self.before = own.map(|need| need.totals);
+        self.missed_before = own.map_or(0.0, |need| 1.0 - need.score.attainment);
         let own = look.engines.iter().filter(|engine| engine.pool == change.pool);
         self.waited = own.map(|engine| engine.waiting).max().unwrap_or_default();
         (self.proposal, self.approved) = (None, None);
@@ -396,6 +406,9 @@ impl EngineTuner {
             return;
         }
         let returns = change.stage == Stage::Return;
+        if !look.engines.iter().any(|engine| engine.pool == change.pool && engine.backend == backend) {
+            return self.wait_for(&backend, look.now >= since + BLOCKED, returns, look.now, orders);
+        }
         let runs_as_before = |engine: &EngineState| {
             let is_it = engine.pool == change.pool && engine.backend == backend && engine.serves;
             is_it && engine.flags.as_ref().and_then(|flags| flags.get(&change.flag)) == Some(&change.from)
@@ -412,6 +425,9 @@ impl EngineTuner {
             // A promotion may wait for its hour; a canary that has not begun need not.
             if change.stage == Stage::Canary && look.now >= since + BLOCKED {
                 self.give_up(look.now, "its restart had to wait too long", orders);
+            } else if change.stage != Stage::Canary {
+                // What is in its way once it may begin has time from then on.
+                self.state = State::Restarting { since: look.now, ordered: None, retry, failed };
             }
             return;
         }

@@ -115,14 +115,14 @@ impl EngineTuner {
         let (many, soon) = COPIES_SOON;
         let enough = served >= COPIES_SERVED && lasted >= COPIES.0 || served >= many && lasted >= soon;
         let serves = |within: Duration| canary.served.is_some_and(|at| look.now <= at + within);
-        if lasted >= COPIES.1 && (!serves(SILENT) || change.proved.sequences == 0) {
-            let why = "it stopped serving copies of requests";
-            return match canary.requests {
-                0 if copies == Load::default() => {
-                    self.give_up(look.now, "no request could be copied to try it", orders)
-                }
-                _ => self.fail(look.now, why, None, orders),
-            };
+        // Without a copy in flight it is not the engine that is silent: requests are few.
+        let is_idle = copies == Load::default() && canary.failed == 0;
+        if lasted >= COPIES.1 && change.proved.sequences == 0 && is_idle {
+            let few = if canary.requests == 0 { "no request" } else { "too few requests" };
+            return self.give_up(look.now, &format!("{few} could be copied to try it"), orders);
+        }
+        if lasted >= COPIES.1 && !is_idle && (!serves(SILENT) || change.proved.sequences == 0) {
+            return self.fail(look.now, "it stopped serving copies of requests", None, orders);
         }
         if lasted >= COPIES.1 || (enough && change.proved.sequences > 0 && serves(FRESH)) {
             change.stage = Stage::Recovery;
@@ -280,6 +280,26 @@ impl EngineTuner {
         self.take_back(now, orders);
     }
 
+    /// An engine of the change is not known, or no longer: its pod has yet to be found, or it was taken out of the configuration.
+    pub(crate) fn wait_for(
+        &mut self,
+        backend: &String,
+        is_long: bool,
+        returns: bool,
+        now: Duration,
+        orders: &mut Vec<Order>,
+    ) {
+        self.belief = format!("{backend} is not there");
+        match &mut self.change {
+            Some(change) if is_long && returns => {
+                change.changed.retain(|other| other != backend);
+                self.restart_next(now);
+            }
+            _ if is_long => self.give_up(now, &format!("{backend} is not there"), orders),
+            _ => {}
+        }
+    }
+
     pub(crate) fn take_back(&mut self, now: Duration, orders: &mut Vec<Order>) {
         if let Some(change) = &mut self.change {
             change.stage = Stage::Return;
@@ -314,15 +334,17 @@ impl EngineTuner {
     }
 
     pub(crate) fn spent_by_change(&self, look: &Look<'_>) -> f64 {
-        let (requests, missed) = self.before.unwrap_or(look.totals);
-        (look.totals.1 - missed - self.missed_before * (look.totals.0 - requests)).max(0.0)
+        let own = self.change.as_ref().and_then(|change| look.need_of(&change.pool));
+        let Some((own, (requests, missed))) = own.map(|need| need.totals).zip(self.before) else { return 0.0 };
+        (own.1 - missed - self.missed_before * (own.0 - requests)).max(0.0)
     }
 
     /// Misses are forgotten exponentially: after thirty days 37 % of them still count.
     pub(crate) fn forget_misses(&mut self, look: &Look<'_>) {
         let since = look.now.saturating_sub(self.spent_at).as_secs_f64();
         (self.spent, self.spent_at) = (self.spent * (-since / BUDGET_SECONDS).exp(), look.now);
-        self.before.get_or_insert(look.totals);
+        let own = self.change.as_ref().and_then(|change| look.need_of(&change.pool));
+        self.before = self.before.or(own.map(|need| need.totals));
     }
 
     pub(crate) fn returned(&mut self, look: &Look<'_>) {

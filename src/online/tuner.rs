@@ -21,7 +21,7 @@ use crate::forecast::{Answer, LimitsQuestion};
 use crate::groups::{Group, HORIZON, acting, groups, simulates};
 use crate::limits::{Limits, PoolLimits};
 use crate::window::Observer;
-use sluice_gateway::config::{Config, Pool, TunerMode};
+use sluice_gateway::config::{Config, Pods, Pool, TunerMode};
 use sluice_gateway::pool::{PoolView, TrialBound};
 
 /// See the header of this file.
@@ -30,7 +30,7 @@ pub struct Tuner {
     pub(crate) mode: TunerMode,
     pub(crate) configured: Limits,
     /// What the limits depend on: pools, their models and objectives, as text.
-    context: String,
+    pub(crate) context: String,
     pub(crate) groups: Vec<Group>,
     /// What changes flags of engines.
     pub(crate) engines: EngineTuner,
@@ -174,9 +174,11 @@ impl Tuner {
         observer: &Observer,
         now: Duration,
     ) -> Vec<Order> {
-        let (arms, needs) = (observer.arms(), self.needs());
-        let mut orders = self.engines.step(&self.look(engines, &needs, waits, &arms, observer, now));
-        if self.end_trial(observer, now) && !orders.contains(&Order::Configure) {
+        let (arms, needs) = (observer.arms(), self.needs(observer));
+        let before = self.engines.limits_in_force();
+        let mut orders = self.engines.step(&self.look(engines, &needs, waits, &arms, now));
+        let others = self.engines.limits_in_force() != before;
+        if (self.end_trial(observer, now) || others) && !orders.contains(&Order::Configure) {
             orders.push(Order::Configure);
         }
         for Group { controller, .. } in &mut self.groups {
@@ -223,9 +225,11 @@ impl Tuner {
         observer: &Observer,
         now: Duration,
     ) -> bool {
-        let (arms, needs) = (observer.arms(), self.needs());
-        let look = self.look(engines, &needs, waits, &arms, observer, now);
+        let (arms, needs) = (observer.arms(), self.needs(observer));
+        let look = self.look(engines, &needs, waits, &arms, now);
+        let before = self.engines.limits_in_force();
         self.engines.answered(answer, &look);
+        let others = self.engines.limits_in_force() != before;
         if let Some((pool, limits, why)) = self.engines.suggested.take() {
             for Group { controller, .. } in &mut self.groups {
                 if let Some(at) = controller.place_of(&pool) {
@@ -233,7 +237,7 @@ impl Tuner {
                 }
             }
         }
-        self.end_trial(observer, now)
+        self.end_trial(observer, now) || others
     }
 
     /// A guardrail or an operator has stopped the experiment of a change.
@@ -302,7 +306,6 @@ impl Tuner {
         needs: &'a [Need],
         waits: Option<&'a str>,
         arms: &'a Arms,
-        observer: &Observer,
         now: Duration,
     ) -> Look<'a> {
         let horizon = self.groups.iter().map(|group| group.controller.horizon()).max().unwrap_or(HORIZON);
@@ -314,7 +317,6 @@ impl Tuner {
             stands_back: self.hindrance,
             waits,
             arms,
-            totals: observer.totals(),
             horizon,
         }
     }
@@ -326,7 +328,7 @@ impl Tuner {
         group.engines.iter().map(|(name, watch)| (name.clone(), facts(name, watch))).collect()
     }
 
-    pub(crate) fn needs(&self) -> Vec<Need> {
+    pub(crate) fn needs(&self, observer: &Observer) -> Vec<Need> {
         let need = |group: &Group| {
             let (controller, facts) = (&group.controller, self.facts(group));
             let pools = controller.names_by_loss();
@@ -342,6 +344,7 @@ impl Tuner {
                 limits: controller.kept_limits().clone(),
                 score: *controller.latest_score(),
                 target: controller.target(),
+                totals: observer.totals(controller.names()),
                 running_peak: facts.iter().map(|(_, facts)| facts.running_peak).fold(0.0, f64::max),
                 advice: advice(controller.experience(), &facts),
             }
@@ -366,9 +369,8 @@ impl Tuner {
     /// The limits that shall be in force.
     pub fn limits(&self) -> Limits {
         let mut all = self.gathered(Controller::limits);
-        let change = self.engines.change().and_then(|change| Some((change, change.limits_in_force()?)));
-        if let Some((change, limits)) = change {
-            let place = |group: &Group| Some(group.pools[group.controller.place_of(&change.pool)?]);
+        if let Some((pool, limits)) = self.engines.limits_in_force() {
+            let place = |group: &Group| Some(group.pools[group.controller.place_of(&pool)?]);
             // Boundaries belong to the pools beside, too.
             let put = |own: &mut PoolLimits| *own = PoolLimits { range: own.range, ..limits };
             self.groups.iter().filter_map(place).for_each(|at| put(&mut all.0[at]));
@@ -481,7 +483,10 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
-        format!("{} {:?} {:?} {:?}", pool.name, pool.models, backends, pool.slo)
+        // Pods come and go, and have other addresses each time.
+        let pods = |pods: &Pods| format!("{} {:?} {} {:?}", pods.selector, pods.namespace, pods.port, pods.statefulset);
+        let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
+        format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)
     };
     config.pools.iter().map(pool).collect::<Vec<_>>().join("\n")
 }

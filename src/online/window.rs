@@ -262,6 +262,8 @@ struct Observed {
     tally: Tally,
     /// The same since the gateway started.
     ended: Tally,
+    /// Requests that had an objective, and those that missed it, since the gateway started.
+    totals: (f64, f64),
 }
 
 /// What was gathered.
@@ -271,8 +273,6 @@ struct Gathered {
     /// The labels of the arms that are compared, and their requests.
     arms: Option<([String; 2], Arms)>,
     recent: Recent,
-    /// Requests, and those that missed an objective.
-    totals: (f64, f64),
 }
 
 /// Gathers finished requests from any thread. A request costs a short lock.
@@ -295,6 +295,7 @@ impl Observer {
             window: PoolWindow::new(now),
             tally: Tally::default(),
             ended: known.iter().find(|other| *other.name == *pool.name).map(|other| other.ended).unwrap_or_default(),
+            totals: known.iter().find(|other| *other.name == *pool.name).map(|other| other.totals).unwrap_or_default(),
         };
         *pools = config.pools.iter().map(observed).collect();
     }
@@ -302,7 +303,7 @@ impl Observer {
     /// A request has ended at `now`.
     pub fn record(&self, record: &Record, now: Duration) {
         let Some(home) = record.home.as_ref() else { return };
-        let Gathered { pools, arms, recent, totals } = &mut *self.0.lock();
+        let Gathered { pools, arms, recent } = &mut *self.0.lock();
         let Some(pool) = pools.iter_mut().find(|pool| pool.name == *home) else { return };
         let arrived = now.saturating_sub(record.total);
         let arm = arms.as_mut().zip(record.assigned.as_ref()).and_then(|((labels, arms), assigned)| {
@@ -327,7 +328,8 @@ impl Observer {
         if let Some(judged) = judged {
             let tokens = record.estimate.map_or(0, |estimate| estimate.tokens);
             pool.window.add(arrived, tokens, judged);
-            *totals = (totals.0 + 1.0, totals.1 + f64::from(u8::from(judged.loss > 0.0)));
+            pool.totals.0 += 1.0;
+            pool.totals.1 += f64::from(u8::from(judged.loss > 0.0));
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
@@ -360,9 +362,11 @@ impl Observer {
         self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms)| arms.clone())
     }
 
-    /// Requests so far, and those that missed an objective.
-    pub fn totals(&self) -> (f64, f64) {
-        self.0.lock().totals
+    /// Requests of these pools so far, and those that missed an objective.
+    pub fn totals(&self, names: &[String]) -> (f64, f64) {
+        let pools = &self.0.lock().pools;
+        let own = pools.iter().filter(|pool| names.iter().any(|name| **name == *pool.name));
+        own.fold((0.0, 0.0), |sum, pool| (sum.0 + pool.totals.0, sum.1 + pool.totals.1))
     }
 
     /// Notes the requests that wait at `now`, for [`recent`](Self::recent).

@@ -125,13 +125,17 @@ impl App {
         {
             Ok(started) => started.change,
             Err(RestartError::Blocked(why)) => return Restarted::Blocked(why.to_string()),
+            // The settings are not to blame.
+            Err(error @ (RestartError::NotManaged(_) | RestartError::ShuttingDown | RestartError::Outdated)) => {
+                return Restarted::Blocked(error.to_string());
+            }
             Err(error) => return Restarted::Failed(error.to_string()),
         };
         loop {
             tokio::time::sleep(POLL).await;
             let views = self.fleet.views();
             let Some(view) = views.iter().find(|view| view.backend == engine) else {
-                return Restarted::Failed("it is no longer managed".to_owned());
+                return Restarted::Blocked("it is no longer managed".to_owned());
             };
             let Some(ended) = view.last_change.as_ref().filter(|ended| ended.id >= started) else { continue };
             let why = || ended.why.clone().unwrap_or_else(|| ended.outcome.clone());

@@ -208,6 +208,7 @@ impl Deployment {
             running_peak: self.running_peak,
             in_force: vec![self.limits],
             losses: vec![loss],
+            totals: self.totals,
             beside: vec![self.beside.iter().map(|(limits, _)| *limits).collect()],
             ..Need::default()
         }
@@ -248,7 +249,8 @@ impl Deployment {
     pub(super) fn second(&mut self) {
         self.now += SECOND;
         self.serve();
-        let another = Need { pools: vec!["other".to_owned()], ..self.need() };
+        let totals = (1e4 * self.now.as_secs_f64(), 1e4 * self.now.as_secs_f64());
+        let another = Need { pools: vec!["other".to_owned()], totals, ..self.need() };
         let needs: Vec<Need> = self.another_misses.then_some(another).into_iter().chain([self.need()]).collect();
         self.load();
         let mut orders = Vec::new();
@@ -268,7 +270,6 @@ impl Deployment {
             stands_back: self.stands_back,
             waits: self.waits,
             arms: &self.arms,
-            totals: self.totals,
             horizon: SECOND,
         };
         if let Some(question) = self.answer_due.take() {

@@ -4,6 +4,7 @@ mod bounds;
 mod decisions;
 mod deployment;
 mod limits;
+mod surroundings;
 mod whole;
 
 use std::time::Duration;
@@ -467,7 +468,6 @@ fn engines_that_it_cannot_change_safely_are_left_alone() {
                 stands_back: None,
                 waits: None,
                 arms: &pool.arms,
-                totals: (0.0, 0.0),
                 horizon: SECOND,
             };
             assert_eq!(pool.tuner.step(&look), [], "{why}");

@@ -1,18 +1,20 @@
 //! The tuner of a whole configuration and a change of engines that is under way: however it ends, the engine that was changed gets its
 //! flags back.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::deployment::{BEFORE, FLAG, SECOND};
 use crate::change::{EngineChange, Stage};
 use crate::engine_look::{EngineState, Order, Restarted};
 use crate::engine_tuner::State;
-use crate::event::EventKind;
+use crate::event::{EventKind, Proposal};
 use crate::flags::Flags;
+use crate::limits::PoolLimits;
 use crate::proof::Load;
 use crate::tuner::Tuner;
 use crate::window::Observer;
-use sluice_gateway::config::{Config, TunerMode};
+use sluice_gateway::config::{Config, Pods, TunerMode};
 
 const TEXT: &str = r#"
 [slo]
@@ -86,7 +88,75 @@ fn what_engines_are_changed_for_is_the_latest_loss() {
     let mut tuner = Tuner::new(&config(), &observer, Duration::ZERO);
     let controller = &mut tuner.groups[0].controller;
     (controller.belief.0.loss, controller.latest_score.loss) = (0.207, 0.002);
-    assert_eq!(tuner.needs()[0].score.loss, 0.002);
+    assert_eq!(tuner.needs(&observer)[0].score.loss, 0.002);
+}
+
+/// A change whose limits hold from its beginning.
+fn limits_first(tuner: &Tuner) -> EngineChange {
+    let limits = PoolLimits { slots: 7, ..tuner.limits().0[0] };
+    let change = tuner.engine_change().cloned().unwrap();
+    EngineChange { limits: Some(limits), limits_first: true, changed: Vec::new(), stage: Stage::Canary, ..change }
+}
+
+#[test]
+fn limits_that_hold_from_the_beginning_of_a_change_are_put_in_force_then_and_end_with_it() {
+    let observer = Observer::default();
+    let mut tuner = compares(&observer);
+    let (change, configured) = (limits_first(&tuner), tuner.limits());
+    tuner.engines.change = None;
+    let proposal = Proposal { id: 1, key: change.key(), values: Default::default(), why: String::new() };
+    (tuner.engines.proposal, tuner.engines.state) = (Some((proposal, change)), State::Watching(NOW));
+    assert!(tuner.approve("e1"));
+    let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW);
+    assert_eq!((orders.contains(&Order::Configure), tuner.limits().0[0].slots), (true, 7), "{orders:?}");
+
+    // It is taken back, and its engine has returned.
+    let change = tuner.engines.change.as_mut().unwrap();
+    (change.stage, change.changed) = (Stage::Return, Vec::new());
+    tuner.engines.restart_next(NOW);
+    let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW + SECOND);
+    assert_eq!((tuner.engine_change(), orders.contains(&Order::Configure)), (None, true), "{orders:?}");
+    assert_eq!(tuner.limits(), configured);
+}
+
+#[test]
+fn the_limits_of_a_change_end_when_an_operator_sets_others() {
+    let observer = Observer::default();
+    let mut tuner = compares(&observer);
+    let change = EngineChange { changed: vec!["e0".to_owned()], stage: Stage::Copies, ..limits_first(&tuner) };
+    tuner.engines.change = Some(change);
+    let mut other = config();
+    other.pools[0].slots = 99;
+    tuner.configure(&mut other, &observer, NOW);
+    assert_eq!(
+        (tuner.limits().0[0].slots, tuner.engine_change().map(|change| change.stage)),
+        (99, Some(Stage::Return))
+    );
+}
+
+#[test]
+fn what_was_found_does_not_depend_on_the_addresses_of_pods() {
+    let observer = Observer::default();
+    let pods = |selector: &str| Pods {
+        selector: selector.to_owned(),
+        port: 8_000,
+        namespace: None,
+        weight: 1.0,
+        api_key: None,
+        statefulset: None,
+        container: "engine".to_owned(),
+        args: BTreeMap::new(),
+    };
+    let found = |selector: &str, backends: usize| {
+        let mut config = config();
+        config.pools[0].kubernetes = Some(pods(selector));
+        config.pools[0].backends.truncate(backends);
+        config
+    };
+    let context = |config: &Config| Tuner::new(config, &observer, Duration::ZERO).context;
+    assert_eq!(context(&found("app=vllm", 2)), context(&found("app=vllm", 0)), "pods come and go");
+    assert_ne!(context(&found("app=vllm", 2)), context(&found("app=other", 2)));
+    assert_ne!(context(&config()), context(&crate::tests::config(&TEXT.replace(":2", ":3"))));
 }
 
 /// Ends a change: a description, and how.
