@@ -99,7 +99,6 @@ impl EngineTuner {
         let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
         let (limits, load_since) = (need.limits.clone(), need.load_since);
         self.pooled.entry(pool.to_owned()).or_default().begin(Subject {
-            pool: pool.to_owned(),
             flags: flags.clone(),
             absent,
             limits,

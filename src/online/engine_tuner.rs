@@ -118,7 +118,7 @@ pub struct EngineTuner {
     pub(crate) frozen: Option<String>,
     /// How long a restart took.
     pub(crate) lasts: Option<Duration>,
-    /// What simulations have said.
+    /// What simulations have said, of each pool.
     pub(crate) pooled: BTreeMap<String, Pooled>,
     /// The pool of the last question.
     pub(crate) asked_last: Option<String>,
@@ -406,7 +406,9 @@ impl EngineTuner {
             return;
         }
         let returns = change.stage == Stage::Return;
-        if !look.engines.iter().any(|engine| engine.pool == change.pool && engine.backend == backend) {
+        let is_there =
+            |engine: &EngineState| engine.pool == change.pool && engine.backend == backend && engine.flags.is_some();
+        if !look.engines.iter().any(is_there) {
             return self.wait_for(&backend, look.now >= since + BLOCKED, returns, look.now, orders);
         }
         let runs_as_before = |engine: &EngineState| {

@@ -280,7 +280,8 @@ impl EngineTuner {
         self.take_back(now, orders);
     }
 
-    /// An engine of the change is not known, or no longer: its pod has yet to be found, or it was taken out of the configuration.
+    /// The gateway does not run an engine of the change yet, or no longer: its pod has yet to be found, or the configuration has
+    /// changed.
     pub(crate) fn wait_for(
         &mut self,
         backend: &String,

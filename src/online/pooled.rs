@@ -19,7 +19,6 @@ const ROUNDS_MIN: usize = 3;
 /// What simulations must have in common to be pooled.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Subject {
-    pub(crate) pool: String,
     pub(crate) flags: Flags,
     pub(crate) absent: Duration,
     pub(crate) limits: Limits,
@@ -185,7 +184,6 @@ mod tests {
 
     fn subject(seconds: u64) -> Subject {
         Subject {
-            pool: "all".to_owned(),
             flags: Flags::from([(FLAG, 8.0)]),
             absent: Duration::from_secs(150),
             limits: Limits::default(),

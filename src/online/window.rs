@@ -284,18 +284,19 @@ impl Observer {
     pub fn configure(&self, config: &Config, now: Duration) {
         let pools = &mut self.0.lock().pools;
         let known = std::mem::take(pools);
-        let observed = |pool: &sluice_gateway::config::Pool| Observed {
-            name: pool.name.as_str().into(),
-            objectives: pool.slo.objectives(),
-            widest: 1,
-            undisturbed: known
-                .iter()
-                .find(|other| *other.name == *pool.name)
-                .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
-            window: PoolWindow::new(now),
-            tally: Tally::default(),
-            ended: known.iter().find(|other| *other.name == *pool.name).map(|other| other.ended).unwrap_or_default(),
-            totals: known.iter().find(|other| *other.name == *pool.name).map(|other| other.totals).unwrap_or_default(),
+        let observed = |pool: &sluice_gateway::config::Pool| {
+            let known = known.iter().find(|other| *other.name == *pool.name);
+            Observed {
+                name: pool.name.as_str().into(),
+                objectives: pool.slo.objectives(),
+                widest: 1,
+                undisturbed: known
+                    .map_or(Undisturbed { prefill_rate: PREFILL_RATE, tpot: 1.0 }, |other| other.undisturbed),
+                window: PoolWindow::new(now),
+                tally: Tally::default(),
+                ended: known.map(|other| other.ended).unwrap_or_default(),
+                totals: known.map(|other| other.totals).unwrap_or_default(),
+            }
         };
         *pools = config.pools.iter().map(observed).collect();
     }

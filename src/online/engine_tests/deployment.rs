@@ -135,7 +135,7 @@ impl Deployment {
     }
 
     pub(super) fn value(&self, engine: usize) -> f64 {
-        self.engines[engine].flags.as_ref().unwrap()[&FLAG]
+        self.engines[engine].flags.as_ref().map_or(BEFORE, |flags| flags[&FLAG])
     }
 
     pub(super) fn values(&self) -> Vec<f64> {

@@ -92,6 +92,18 @@ fn an_engine_that_is_no_longer_there_is_left_out_without_a_freeze() {
 }
 
 #[test]
+fn an_engine_that_the_gateway_runs_no_longer_is_left_out_too() {
+    let mut pool = Deployment::new(2, helps);
+    pool.run_until(Some(Stage::Copies));
+    let canary = pool.values().iter().position(|value| *value != BEFORE).unwrap();
+    pool.engines[canary].flags = None;
+    pool.restarts = |_| Restarted::Blocked("not managed".to_owned());
+    pool.tuner.stand_back("the configuration has changed", pool.now);
+    pool.run(BLOCKED.as_secs() + 120);
+    assert_eq!((pool.stage(), pool.tuner.frozen()), (None, None), "{:?}", pool.events);
+}
+
+#[test]
 fn a_promotion_that_waited_for_hours_is_not_given_up_when_its_first_restart_is_blocked() {
     let mut pool = Deployment::new(2, helps);
     pool.run_until(Some(Stage::Promotion));
