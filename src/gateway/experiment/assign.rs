@@ -104,6 +104,13 @@ impl Assigned {
         })
     }
 
+    /// Counts it among the requests that were assigned to its arm.
+    pub fn note(&self) {
+        if self.measured {
+            self.experiment.state.note_assigned(self.arm, self.cell());
+        }
+    }
+
     /// Adds the finished request to the measurements of its arm. `request_id`: by which the client may rate its answer.
     pub fn observe(&self, observation: &Observation, request_id: Option<&str>) {
         if self.measured {

@@ -102,11 +102,13 @@ impl Pair<'_> {
         events.map(|of| self.rates(of(&self.control.quality), of(&self.arm.quality)))
     }
 
-    /// The share of both arms' requests that is in the second.
+    /// The share of both arms' requests that is in the second, of all that were assigned: those that have ended would have fewer
+    /// of the arm that takes longer.
     pub fn mix(&self) -> Estimate {
-        let (one, other) = (self.control.requests.total(), self.arm.requests.total());
+        let (control, arm) = (&self.control.assigned, &self.arm.assigned);
+        let (one, other) = (control.total(), arm.total());
         let share = other / (one + other);
-        let effect = if self.clustered { of_units(&self.control.requests, &self.arm.requests, share) } else { 1.0 };
+        let effect = if self.clustered { of_units(control, arm, share) } else { 1.0 };
         always_valid::share(other / effect, (one + other) / effect, self.confidence)
     }
 

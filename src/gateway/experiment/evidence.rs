@@ -119,6 +119,7 @@ impl Simulated {
             cached: None,
             answer: Default::default(),
         };
+        self.state.note_assigned(arm, observation.cell);
         self.state.observe(&self.plan, arm, &observation);
     }
 

@@ -174,9 +174,12 @@ impl ByClass {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmLedger {
     pub(super) quantities: [ByClass; Quantity::ALL.len()],
-    /// All requests that were assigned to it.
+    /// All requests that were assigned to it, from that moment on.
+    #[serde(default)]
+    pub(super) assigned: Counts,
+    /// Those that have ended.
     pub(super) requests: Counts,
-    /// Those that ended well or badly.
+    /// Those of them that ended well or badly.
     pub(super) ended: Counts,
     /// Those that failed.
     pub(super) failed: Counts,
@@ -201,6 +204,11 @@ pub struct ArmLedger {
 }
 
 impl ArmLedger {
+    /// Counts a request that is assigned to it.
+    pub(super) fn note_assigned(&mut self, cell: u16) {
+        self.assigned.0[group_of(cell)] += 1.0;
+    }
+
     /// Counts one finished request.
     pub fn add(&mut self, observation: &Observation) {
         let group = group_of(observation.cell);
@@ -238,7 +246,7 @@ impl ArmLedger {
         &self.quality
     }
 
-    /// Requests that were assigned to it.
+    /// Requests that were assigned to it and have ended.
     pub fn requests(&self) -> u64 {
         self.requests.total() as u64
     }

@@ -75,6 +75,9 @@ pub struct Moment {
 pub struct Progress {
     /// The measurements of each arm.
     pub arms: Vec<ArmLedger>,
+    /// Those of the control when each arm was stopped, while others went on: an arm is compared with what was measured at the same time.
+    #[serde(default)]
+    pub controls: Vec<Option<ArmLedger>>,
     /// Why each arm was stopped.
     pub stops: Vec<Option<String>>,
     /// The first conclusion about each arm.
@@ -120,10 +123,7 @@ impl ExperimentState {
     /// A state that goes on with what was saved.
     pub fn resume(plan: &ExperimentPlan, phase: Phase, exposure: f64, mut progress: Progress) -> Self {
         let arms = plan.arms.len();
-        progress.arms.resize(arms, ArmLedger::default());
-        progress.stops.resize(arms, None);
-        progress.decisions.resize(arms, None);
-        progress.engines.resize(arms, Vec::new());
+        progress.resize(arms);
         let stopped = progress.stops.iter().enumerate().filter(|(_, why)| why.is_some()).map(|(arm, _)| 1 << arm).sum();
         let state = Self {
             phase: AtomicU32::new(0),
@@ -157,12 +157,15 @@ impl ExperimentState {
         self.phase.store(number, Ordering::Release);
     }
 
-    /// Does what an operator wants, for requests from now on. Starting it again starts the arms that were stopped.
+    /// Does what an operator wants, for requests from now on. Starting it again starts the arms that were stopped: then all is
+    /// measured anew, because what broke a guardrail would break it again.
     pub fn order(&self, phase: Phase) {
         let mut progress = self.progress.lock();
         progress.why = None;
-        if phase == Phase::Running {
-            progress.stops.fill(None);
+        if phase == Phase::Running && progress.stops.iter().any(Option::is_some) {
+            *progress = Progress::default();
+            progress.resize(self.copies.len());
+            *self.recent.lock() = RecentAnswers::default();
             self.stopped.store(0, Ordering::Release);
         }
         self.set_phase(phase);
@@ -236,6 +239,11 @@ impl ExperimentState {
         Timestamp::from_millisecond(since).unwrap_or(now)
     }
 
+    /// Counts a request that is assigned to an arm.
+    pub fn note_assigned(&self, arm: usize, cell: u16) {
+        self.progress.lock().arms[arm].note_assigned(cell);
+    }
+
     /// Adds a finished request of an arm, and stops the arm if that breaks a guardrail.
     pub fn observe(&self, plan: &ExperimentPlan, arm: usize, observation: &Observation) {
         let mut progress = self.progress.lock();
@@ -245,7 +253,7 @@ impl ExperimentState {
             && bad
             && progress.stops[arm].is_none()
             && self.phase() == Phase::Running
-            && let Some(broken) = verdict::guard(plan, &progress.arms, arm)
+            && let Some(broken) = verdict::guard(plan, &progress, arm)
         {
             self.stop_arm(plan, arm, broken, &mut progress);
         }
@@ -286,13 +294,15 @@ impl ExperimentState {
         if progress.stops[1..].iter().all(Option::is_some) {
             progress.why = Some(why);
             self.set_phase(Phase::Stopped);
+        } else {
+            progress.controls[arm] = Some(progress.arms[0].clone());
         }
     }
 
     /// Judges what was measured: records conclusions and confidence sequences, and promotes an arm if that is configured.
     pub fn review(&self, plan: &ExperimentPlan, now: Timestamp) -> Vec<Comparison> {
         let mut progress = self.progress.lock();
-        let comparisons = verdict::compare(plan, &progress.arms);
+        let comparisons = verdict::compare(plan, &progress);
         if self.phase() != Phase::Running {
             return comparisons;
         }
@@ -323,6 +333,19 @@ impl ExperimentState {
 }
 
 impl Progress {
+    fn resize(&mut self, arms: usize) {
+        self.arms.resize(arms, ArmLedger::default());
+        self.controls.resize(arms, None);
+        self.stops.resize(arms, None);
+        self.decisions.resize(arms, None);
+        self.engines.resize(arms, Vec::new());
+    }
+
+    /// What was measured of the control while an arm ran.
+    pub(super) fn control_of(&self, arm: usize) -> &ArmLedger {
+        self.controls.get(arm).and_then(Option::as_ref).unwrap_or(&self.arms[0])
+    }
+
     /// Adds a [`Moment`], unless the last one is too recent for the spacing of the history.
     fn note(&mut self, moment: Moment) {
         let span = |history: &[Moment]| Some(history.last()?.at - history.first()?.at);

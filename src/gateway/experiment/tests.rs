@@ -235,6 +235,73 @@ fn an_arm_that_misses_more_than_its_guardrail_allows_is_stopped_and_a_guardrail_
     }
 }
 
+/// Lets an arm fail `failing` of 200 requests, and the control none.
+fn fail(x: &Experiment, arm: usize, failing: usize) {
+    for number in 0..200 {
+        for (arm, failed) in [(0, false), (arm, number < failing)] {
+            let ending = if failed { Ending::Failed } else { Ending::Completed };
+            let observation = Observation { ending, ..completed(0.1, (number % 64) as u16, Answer::default()) };
+            x.state.note_assigned(arm, observation.cell);
+            x.state.observe(&x.plan, arm, &observation);
+        }
+    }
+}
+
+#[test]
+fn an_experiment_that_a_guardrail_stopped_and_an_operator_starts_again_measures_anew() {
+    let experiments = Experiments::default();
+    experiments.configure(&config(&experiment("x", "sticky = \"request\"\nguardrail = { errors = 0.1 }")));
+    let x = experiments.find("x").unwrap();
+    fail(&x, 1, 200);
+    assert_eq!(x.state.phase(), Phase::Stopped);
+    x.state.order(Phase::Running);
+    x.state.review(&x.plan, Timestamp::UNIX_EPOCH);
+    assert_eq!((x.state.phase(), x.state.progress().arms[1].requests()), (Phase::Running, 0));
+    fail(&x, 1, 0);
+    x.state.order(Phase::Stopped);
+    x.state.order(Phase::Running);
+    assert_eq!(x.state.progress().arms[1].requests(), 200, "what an operator stopped goes on");
+}
+
+#[test]
+fn an_arm_that_was_stopped_is_compared_with_the_control_of_its_time() {
+    let keys = "sticky = \"request\"\nguardrail = { errors = 0.1 }";
+    let third = "[[experiment.arm]]\nname = \"third\"\nmodel = \"other\"\nweight = 20\n";
+    let text = experiment("x", keys).replace("weight = 60", "weight = 40") + third;
+    let experiments = Experiments::default();
+    experiments.configure(&config(&text));
+    let x = experiments.find("x").unwrap();
+    fail(&x, 1, 200);
+    assert!(x.state.is_stopped(1) && x.state.phase() == Phase::Running);
+    (0..20).for_each(|_| fail(&x, 2, 0));
+    let progress = x.state.progress();
+    assert!(progress.control_of(1).requests() < 200);
+    assert_eq!(progress.control_of(2).requests(), 4_200);
+    let saved: Progress = serde_json::from_value(serde_json::to_value(&progress).unwrap()).unwrap();
+    assert_eq!(saved, progress);
+}
+
+#[test]
+fn an_arm_whose_requests_take_longer_is_not_said_to_have_too_few() {
+    let experiments = Experiments::default();
+    experiments.configure(&config(&experiment("x", "sticky = \"request\"")));
+    let x = experiments.find("x").unwrap();
+    let mix = |ended| {
+        for number in 0..400_u16 {
+            let arm = usize::from(number % 5 > 2);
+            x.state.note_assigned(arm, number % 64);
+            if arm == 0 || ended {
+                x.state.observe(&x.plan, arm, &completed(0.1, number % 64, Answer::default()));
+            }
+        }
+        x.state.review(&x.plan, Timestamp::UNIX_EPOCH)[0].mismatch
+    };
+    assert_eq!(mix(false), None);
+    assert_eq!(mix(true), None);
+    (0..400).for_each(|number| x.state.note_assigned(0, number % 64));
+    assert!(mix(true).is_some());
+}
+
 /// An experiment in which both arms had 4,000 answers, those of the second 20 % faster: each answer, and whether it was rated as
 /// bad, by its arm and its number.
 fn with_answers(keys: &str, answer: impl Fn(usize, usize) -> (Answer, bool)) -> Experiment {

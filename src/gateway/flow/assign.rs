@@ -60,6 +60,7 @@ pub(super) fn assign<R: Recorder>(
     let may_use = |model| key.is_none_or(|key| key.may_use(Some(model)));
     let assigned = incoming.routing.experiments.assign(&subject, |plan| unit(plan, incoming, view), may_use)?;
     record.arm = Some(Arc::clone(&assigned.arm().label));
+    assigned.note();
     record.assigned = Some(assigned.clone());
     Some(assigned)
 }
