@@ -111,11 +111,14 @@ pub struct App {
     pub(crate) probe_now: Notify,
 }
 
+/// The tokenizers of the models, in the order of the configuration; `None`: a model without one.
+pub(super) type Counters = Vec<Option<Arc<ExactCounter>>>;
+
 /// What was loaded with the configuration, and is needed to rebuild the routing table.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(super) layout: PoolLayout,
-    pub(super) counters: Vec<Option<Arc<ExactCounter>>>,
+    pub(super) counters: Counters,
 }
 
 impl App {
@@ -173,12 +176,47 @@ impl App {
     }
 }
 
-/// Loads the tokenizers of the models that have one, in the order of the models.
-pub(super) fn load_counters(config: &Config) -> Result<Vec<Option<Arc<ExactCounter>>>, StartError> {
+/// Loads the tokenizers of the models that have one, in the order of the models. `running`: the configuration in force and its
+/// counters. All counters share one bound on counts, and what was learned of the template of a model stays.
+pub(super) fn load_counters(config: &Config, running: Option<(&Config, &Counters)>) -> Result<Counters, StartError> {
+    let known = || running.into_iter().flat_map(|(config, counters)| config.models.iter().zip(counters));
+    let permits = known().find_map(|(_, counter)| Some(counter.as_ref()?.permits()));
+    let permits = permits.unwrap_or_else(ExactCounter::new_permits);
     let load = |model: &crate::config::Model| {
         let Some(path) = &model.tokenizer else { return Ok(None) };
-        let loaded = ExactCounter::load(path).map(|counter| Some(Arc::new(counter)));
-        loaded.map_err(|source| StartError::Tokenizer { model: model.name.clone(), source })
+        let loaded = ExactCounter::load(path, Arc::clone(&permits))
+            .map_err(|source| StartError::Tokenizer { model: model.name.clone(), source })?;
+        let before = known().find(|(one, _)| one.name == model.name && one.tokenizer == model.tokenizer);
+        Ok(Some(Arc::new(match before.and_then(|(_, counter)| counter.as_deref()) {
+            Some(before) => loaded.continuing(before),
+            None => loaded,
+        })))
     };
     config.models.iter().map(load).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Machine, Surroundings};
+
+    #[test]
+    fn counters_share_a_bound_and_a_reload_keeps_what_was_learned() {
+        let config = |models: &[&str]| {
+            let model = |name| format!("[[model]]\nname = \"{name}\"\ntokenizer = \"tests/fixtures/tokenizer.json\"\n");
+            let text = models.iter().map(model).collect::<String>();
+            let pool = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
+            let folder = env!("CARGO_MANIFEST_DIR").into();
+            let around = Surroundings { env: &|_| None, folder, machine: Machine::with_cores(1) };
+            Config::parse(&(text + pool), "test", &[], &around).unwrap().config
+        };
+        let (first, second) = (config(&["a", "b"]), config(&["c", "b"]));
+        let before = load_counters(&first, None).unwrap();
+        let after = load_counters(&second, Some((&first, &before))).unwrap();
+        let counters: Vec<_> = before.iter().chain(&after).flatten().collect();
+        assert_eq!(counters.len(), 4);
+        assert!(counters.iter().all(|one| Arc::ptr_eq(&one.permits(), &counters[0].permits())));
+        assert!(after[1].as_ref().unwrap().has_template_of(before[1].as_ref().unwrap()));
+        assert!(!after[0].as_ref().unwrap().has_template_of(before[0].as_ref().unwrap()));
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::app::{App, Source, StartError, load_counters};
+use super::app::{App, Counters, Source, StartError, load_counters};
 use super::{certificates, engines};
 use crate::admin::status::LastReload;
 use crate::config::diff::{self, Change};
@@ -20,9 +20,6 @@ use crate::config::{Config, Problems};
 use crate::estimate::ExactCounter;
 use crate::flow::{RoutingTable, specs};
 use crate::pool::PoolLayout;
-
-/// The tokenizers of the models.
-type Counters = Vec<Option<Arc<ExactCounter>>>;
 
 /// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +60,8 @@ impl App {
     /// Applies a valid configuration. Returns what changed.
     pub fn apply(&self, mut config: Config) -> Result<Vec<Change>, ReloadError> {
         let running = self.config.load_full();
-        let counters = load_counters(&config)?;
+        let before = self.loaded.lock().counters.clone();
+        let counters = load_counters(&config, Some((&running, &before)))?;
         let mut moved = false;
         self.pods.put(&mut config);
         self.open_journal(&config)?;

@@ -53,7 +53,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         Source::File { path, sets } => saved_experiments::restore(&mut config, path, sets),
         Source::Fixed => Added::default(),
     };
-    let counters = load_counters(&config)?;
+    let counters = load_counters(&config, None)?;
     let listener = client_socket(sockets.client, config.server.listen).await?;
     let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
     let sockets = descriptors(&listener, &admin_socket, &config)?;

@@ -77,25 +77,40 @@ struct Template {
 }
 
 impl ExactCounter {
-    /// Reads a `tokenizer.json`. Blocks; for start-up and reload.
+    /// Reads a `tokenizer.json`. Blocks; for start-up and reload. Counts run within `permits`, which all counters of a process share.
     ///
     /// # Errors
     /// When the file cannot be read or is not a tokenizer.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, ExactError> {
+    pub fn load(path: impl AsRef<Path>, permits: Arc<Semaphore>) -> Result<Self, ExactError> {
         let path = path.as_ref();
         let tokenizer = Tokenizer::from_file(path)
             .map_err(|error| ExactError::Load { path: path.to_owned(), why: error.to_string() })?;
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
-            permits: Arc::new(Semaphore::new(MAX_AT_ONCE)),
+            permits,
             template: Arc::new(Mutex::new(Template { per_message: TEMPLATE_PRIOR, samples: 0 })),
         })
     }
 
-    /// This tokenizer limited by `permits`, so that several models share one bound.
-    pub fn sharing(mut self, permits: Arc<Semaphore>) -> Self {
-        self.permits = permits;
+    /// Permits for [`MAX_AT_ONCE`] counts.
+    pub fn new_permits() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(MAX_AT_ONCE))
+    }
+
+    /// The permits that its counts need.
+    pub fn permits(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.permits)
+    }
+
+    /// This tokenizer with what another counter of the same model has learned of its template.
+    pub fn continuing(mut self, before: &Self) -> Self {
+        self.template = Arc::clone(&before.template);
         self
+    }
+
+    /// Whether it learns the template together with another counter.
+    pub fn has_template_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.template, &other.template)
     }
 
     /// Counts the prompt of `body`, template included; `None` when it cannot be counted within the bounds.
@@ -210,7 +225,7 @@ mod tests {
 
     #[tokio::test]
     async fn prompts_of_all_shapes_are_counted() {
-        let counter = ExactCounter::load(TOKENIZER).unwrap();
+        let counter = ExactCounter::load(TOKENIZER, ExactCounter::new_permits()).unwrap();
         let tokenizer = Tokenizer::from_file(TOKENIZER).unwrap();
         let direct = |text: &str| tokenizer.encode(text, false).unwrap().len() as u64;
         let text = "a \"quoted\" line\nand caf\u{e9} \u{6f22}\u{5b57}";
@@ -231,14 +246,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn over_the_bound_there_is_no_count_and_a_short_wait() {
         let start = tokio::time::Instant::now();
-        let counter = ExactCounter::load(TOKENIZER).unwrap().sharing(Arc::new(Semaphore::new(0)));
+        let counter = ExactCounter::load(TOKENIZER, Arc::new(Semaphore::new(0))).unwrap();
         assert_eq!(counter.count(Route::Completions, Bytes::from_static(b"{\"prompt\":\"a\"}")).await, None);
         assert!(start.elapsed() < 2 * MAX_WAIT, "{:?}", start.elapsed());
     }
 
     #[tokio::test]
     async fn the_template_s_cost_is_learned() {
-        let counter = ExactCounter::load(TOKENIZER).unwrap();
+        let counter = ExactCounter::load(TOKENIZER, ExactCounter::new_permits()).unwrap();
         let body = Bytes::from_static(br#"{"messages":[{"content":"a b"},{"content":"c"}]}"#);
         for _ in 0..20 {
             let counted = counter.count(Route::ChatCompletions, body.clone()).await.unwrap();
@@ -250,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_error_for_a_missing_file_has_its_path() {
-        let message = ExactCounter::load("no/such/tokenizer.json").unwrap_err().to_string();
+        let message = ExactCounter::load("no/such/tokenizer.json", ExactCounter::new_permits()).unwrap_err().to_string();
         assert!(message.starts_with("cannot use the tokenizer no/such/tokenizer.json: "), "{message}");
     }
 
