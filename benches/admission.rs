@@ -87,6 +87,7 @@ impl Bench {
             need: Need { slots: 1, prompt_tokens, output_tokens },
             priority: 0,
             arrived: self.now,
+            since: self.now,
             adapter: None,
             prefix: Arc::default(),
             avoid: [].into_iter().collect(),

@@ -59,6 +59,7 @@ fn record() -> Record {
         expected_cached: 0,
         prefix: None,
         sequences: 1,
+        has_objectives: true,
         slo_met: Some(true),
     }
 }

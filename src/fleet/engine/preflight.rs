@@ -219,6 +219,7 @@ mod tests {
             need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
             priority: 0,
             arrived: Instant::now(),
+            since: Instant::now(),
             prefix: Default::default(),
             adapter: None,
             avoid: [].into_iter().collect(),

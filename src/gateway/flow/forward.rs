@@ -158,6 +158,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             need: self.prepared.need,
             priority: self.prepared.priority,
             arrived: self.incoming.arrived,
+            since: self.incoming.arrived,
             prefix: Arc::clone(&self.prepared.prefix),
             adapter: self.prepared.adapter,
             avoid: others.copied().collect(),
@@ -218,7 +219,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         if let Some(body) = self.request.body_without_arm.take() {
             self.request.body = body;
         }
-        record.home = Some(Arc::clone(&self.placed.home().name));
+        record.set_home(self.placed.home());
         record.arm = None;
         if let Some(assigned) = &mut record.assigned {
             assigned.fell_back = true;
@@ -240,6 +241,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             need: self.prepared.need,
             priority: self.prepared.priority,
             arrived: self.incoming.arrived,
+            since: if self.made == 0 { self.incoming.arrived } else { begun },
             model: record.model.as_deref().unwrap_or_default(),
             prefix: &self.prepared.prefix,
             adapter: self.prepared.adapter,
@@ -251,6 +253,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let Backends { admission, router, abort, .. } = self.backends;
         let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
         record.queue_wait += begun.elapsed();
+        // A reload may have moved it.
+        record.set_home(self.placed.home());
         let lease = admitted?;
         note_lease(&lease, record);
         Ok(lease)

@@ -87,7 +87,7 @@ pub(super) async fn prepare<R: Recorder>(
     let mut arm = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let placement = arm.as_mut().and_then(ArmTarget::take_placement).unwrap_or(placement);
     let home = &table.pools[placement.home];
-    record.home = Some(Arc::clone(&home.name));
+    record.set_home(home);
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
     record.prefix = Some(Arc::clone(&prefix));

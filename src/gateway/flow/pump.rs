@@ -285,13 +285,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     async fn complete<X>(&mut self, now: Instant) -> AttemptResult<X> {
         let tail = self.meter.finish(now);
         let sent = self.send_last(tail).await;
-        self.record.outcome = self.outcome();
-        match self.record.outcome {
-            Outcome::UpstreamError(_) if self.is_no_fault() => {}
-            Outcome::UpstreamError(UpstreamFault::InStream) => self.fault(&"an error event in the stream", now),
-            Outcome::UpstreamError(_) => self.fault(&format_args!("status {}", self.status.as_u16()), now),
-            _ => self.lease.success(),
-        }
+        self.note_outcome(now);
         // A client that closes as soon as it has the last event has received the whole stream.
         if sent.is_err() && !self.meter.is_stream() {
             self.record.outcome = Outcome::ClientGone;
@@ -304,6 +298,17 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         self.send(tail, true).await?;
         let _client_wait = self.lease.client_wait();
         self.down.finish().await
+    }
+
+    /// Notes how the response of the backend ended, in the record and for the backend's health.
+    fn note_outcome(&mut self, now: Instant) {
+        self.record.outcome = self.outcome();
+        match self.record.outcome {
+            Outcome::UpstreamError(_) if self.is_no_fault() => {}
+            Outcome::UpstreamError(UpstreamFault::InStream) => self.fault(&"an error event in the stream", now),
+            Outcome::UpstreamError(_) => self.fault(&format_args!("status {}", self.status.as_u16()), now),
+            _ => self.lease.success(),
+        }
     }
 
     fn outcome(&self) -> Outcome {
@@ -335,7 +340,11 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     fn client_gone<X>(&mut self, now: Instant) -> AttemptResult<X> {
         let complete = self.meter.is_done();
         let _ = self.meter.finish(now);
-        self.record.outcome = if complete { Outcome::Completed } else { Outcome::ClientGone };
+        if complete {
+            self.note_outcome(now);
+        } else {
+            self.record.outcome = Outcome::ClientGone;
+        }
         self.record_measurements();
         AttemptResult::Finished
     }
@@ -421,11 +430,10 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             self.lease.observe_cached(prompt_tokens, stats.usage.cached);
         }
         self.context.feedback.learn(stats.usage, completed, now);
-        let judged = self.context.route.generates() && !self.context.objectives.is_empty();
-        if judged && self.record.outcome != Outcome::ClientGone {
+        if completed && self.context.route.generates() && !self.context.objectives.is_empty() {
             let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);
             let prompt_tokens = stats.usage.prompt.unwrap_or(estimate);
-            self.record.slo_met = Some(self.context.objectives.met(completed, prompt_tokens, &stats.timings()));
+            self.record.slo_met = Some(self.context.objectives.met(true, prompt_tokens, &stats.timings()));
         }
         self.record.stats = Some(stats);
     }

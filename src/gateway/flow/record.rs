@@ -14,6 +14,7 @@ use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
 use super::keys::InFlight;
+use super::routing_table::PoolRoute;
 use super::trace::{RequestTrace, StepKind};
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
@@ -193,7 +194,9 @@ pub struct Record {
     pub prefix: Option<Arc<PromptPrefix>>,
     /// Sequences that it takes: prompts or inputs times `n`.
     pub sequences: u32,
-    /// Whether every objective of its pool was met; `None` without objectives.
+    /// Whether its home pool has objectives.
+    pub has_objectives: bool,
+    /// Whether every objective of its home pool was met. `None`: there are none, or how it ended says nothing about them.
     pub slo_met: Option<bool>,
 }
 
@@ -202,6 +205,17 @@ impl Record {
     /// `/tokenize` or `/v1/embeddings` takes milliseconds and says nothing about them.
     pub fn generates(&self) -> bool {
         self.route.is_some_and(Route::generates)
+    }
+
+    /// Judges a request that did not complete by its end: what failed or was shed missed its objectives, wherever there were any;
+    /// a client that left and a request that was refused say nothing about them.
+    pub(crate) fn judge(&mut self) {
+        self.slo_met = match self.outcome {
+            _ if !self.generates() => None,
+            Outcome::Completed => self.slo_met,
+            Outcome::ClientGone | Outcome::Refused => None,
+            Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => self.has_objectives.then_some(false),
+        };
     }
 
     /// What an experiment keeps of it.
@@ -215,6 +229,13 @@ impl Record {
         let decode = e2el.zip(ttft).map(|(e2el, ttft)| e2el.saturating_sub(ttft));
         let itl = stats.map(|stats| &stats.itl).filter(|itl| itl.count() > 0);
         let tokens = self.generated_tokens();
+        let ending = match self.outcome {
+            Outcome::Completed => Ending::Completed,
+            Outcome::UpstreamError(_) => Ending::Failed,
+            Outcome::Shed(ShedReason::ShuttingDown) | Outcome::Timeout(Stage::Drain) => Ending::Other,
+            Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
+            Outcome::ClientGone | Outcome::Refused => Ending::Other,
+        };
         Observation {
             class: ledger::length_class(self.estimate.map_or(0, |estimate| estimate.tokens)),
             cell: assigned.cell(),
@@ -228,14 +249,8 @@ impl Record {
                 backend_ttft.zip(decode).map(|(prefill, decode)| seconds(prefill + decode)),
                 completed.filter(|_| tokens > 0).map(|_| tokens as f64 / 1e3),
             ],
-            ending: match self.outcome {
-                Outcome::Completed => Ending::Completed,
-                Outcome::UpstreamError(_) => Ending::Failed,
-                Outcome::Shed(ShedReason::ShuttingDown) | Outcome::Timeout(Stage::Drain) => Ending::Other,
-                Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
-                Outcome::ClientGone | Outcome::Refused => Ending::Other,
-            },
-            missed: self.slo_met.map(|met| !met),
+            ending,
+            missed: self.slo_met.filter(|_| ending != Ending::Other).map(|met| !met),
             fell_back: assigned.fell_back,
             cached: stats.and_then(|stats| stats.usage.cached.zip(stats.usage.prompt)),
             answer: completed.map(|stats| stats.answer).unwrap_or_default(),
@@ -317,9 +332,16 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             expected_cached: 0,
             prefix: None,
             sequences: 1,
+            has_objectives: false,
             slo_met: None,
         };
         Self { recorder, record, arrived, in_flight: None }
+    }
+
+    /// Notes the home pool, whose objectives are those of the request.
+    pub(super) fn set_home(&mut self, home: &PoolRoute) {
+        self.record.home = Some(Arc::clone(&home.name));
+        self.record.has_objectives = !home.objectives.is_empty();
     }
 
     /// Starts to count the request against the limits of the client's key.
@@ -380,6 +402,7 @@ impl<R: Recorder> std::ops::DerefMut for RecordGuard<'_, R> {
 impl<R: Recorder> Drop for RecordGuard<'_, R> {
     fn drop(&mut self) {
         self.record.total = self.arrived.elapsed();
+        self.record.judge();
         self.recorder.record(&self.record);
         if let Some(assigned) = &self.record.assigned {
             let id = self.record.copy.is_none().then_some(&*self.record.request_id);

@@ -344,6 +344,7 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
         arrived: Instant::now(),
+        since: Instant::now(),
         adapter: None,
         prefix: Default::default(),
         avoid: Default::default(),
@@ -399,6 +400,7 @@ async fn a_request_whose_pool_a_reload_has_removed_waits_for_the_plan_that_follo
     };
     let ((_, record), ()) = tokio::join!(test.request(STREAM), reload);
     assert_eq!((record.outcome, record.pool.as_deref()), (Outcome::Completed, Some("q")));
+    assert_eq!(record.home, record.pool, "it did not spill");
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,10 +14,10 @@ use super::backend::BackendState;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
 use super::prefix::PrefixTable;
-use super::queue::WaitQueue;
+use super::queue::{WaitQueue, WaiterId};
 use super::room::Rooms;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
-use super::state::{AdmissionState, PoolState, Wakers};
+use super::state::{AdmissionState, PoolState, Waiter, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl AdmissionState {
@@ -132,6 +132,32 @@ impl AdmissionState {
                 self.pools[index].rooms = Rooms::default();
                 self.pools[index].fed_by.clear();
             }
+        }
+    }
+    /// Sends the waiters of a pool back to be classified: all of one that is no longer configured, and otherwise those
+    /// that exceed its new limits by themselves.
+    fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
+        let removed = self.is_removed(pool);
+        let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
+        for id in ids {
+            let waits = |waiter: &&Waiter| removed || self.too_large(&waiter.request).is_some();
+            if self.waiters[id as usize].as_ref().is_some_and(|waiter| waits(&waiter)) {
+                self.end_wait(id, WaiterState::Reclassify, wakers);
+            } else {
+                self.sort_into_lane(id);
+            }
+        }
+    }
+
+    /// Moves a waiter to the lane in which it belongs now: a configuration may have changed which prompts are long.
+    fn sort_into_lane(&mut self, id: WaiterId) {
+        let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
+        let pool = &mut self.pools[waiter.request.home.index()];
+        let lane = pool.lane_of(&waiter.request);
+        if lane != waiter.lane {
+            pool.queue.remove(waiter.lane, &waiter.key);
+            pool.queue.insert(lane, waiter.key, id);
+            waiter.lane = lane;
         }
     }
 }

@@ -26,8 +26,10 @@ pub struct AdmissionRequest {
     pub need: Need,
     /// Lower goes first.
     pub priority: i32,
-    /// When the request was received; unchanged by retries and reloads.
+    /// When the request was received; unchanged by retries and reloads. It decides the order of the queue.
     pub arrived: Instant,
+    /// When it began to wait for this lease: when it was received, or when it has to be repeated. `queue.timeout` counts from there.
+    pub since: Instant,
     /// The beginnings of its prompt, by which engines are found that have them.
     pub prefix: Arc<PromptPrefix>,
     /// The LoRA adapter that it needs.

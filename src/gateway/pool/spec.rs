@@ -21,7 +21,7 @@ pub struct PoolRules {
     pub limits: BackendLimits,
     /// Waiters at most.
     pub queue_length: usize,
-    /// The longest wait, counted from the request's arrival.
+    /// The longest wait, counted from the request's arrival, or from when it has to be repeated.
     pub queue_timeout: Duration,
     /// The longest wait while no backend is in rotation, where engines are started for requests that wait; `None`: such requests
     /// wait as others do.

@@ -58,6 +58,13 @@ pub(super) struct Reservation {
     pub(super) serial: u64,
 }
 
+impl PoolState {
+    /// Where a request waits.
+    pub(super) fn lane_of(&self, request: &AdmissionRequest) -> Lane {
+        if self.rules.limits.is_long(request.need.prompt_tokens) { Lane::Long } else { Lane::Rest }
+    }
+}
+
 /// One request in a queue.
 #[derive(Debug)]
 pub(super) struct Waiter {
@@ -87,7 +94,7 @@ pub(super) enum WaiterState {
 pub(super) struct AdmissionState {
     /// From which the choice counts its seconds.
     pub(super) epoch: Instant,
-    /// The latest arrival of any request: the clock of the overtaking limit.
+    /// When the latest request or retry asked for a lease: the clock of the overtaking limit.
     pub(super) latest: Instant,
     pub(super) rules: HealthRules,
     /// The number of the layout in force.
@@ -159,7 +166,7 @@ impl AdmissionState {
         if self.is_removed(request.home) {
             return Entered::Reclassify;
         }
-        self.latest = self.latest.max(request.arrived);
+        self.latest = self.latest.max(request.since);
         let reachable: SmallVec<[PoolId; 4]> = request.pools().collect();
         let held = self.held_until(&request, &reachable);
         let backends = || reachable.iter().flat_map(|pool| self.members(*pool));
@@ -174,7 +181,7 @@ impl AdmissionState {
         if request.pinned && !self.is_any_for(&request) {
             return Entered::Shed(ShedReason::NoBackend);
         }
-        let deadline = held.unwrap_or(request.arrived + self.pools[request.home.index()].rules.queue_timeout);
+        let deadline = held.unwrap_or(request.since + self.pools[request.home.index()].rules.queue_timeout);
         if self.starts_too_late(&reachable, deadline) {
             return Entered::Shed(ShedReason::EngineStarting);
         }
@@ -281,12 +288,12 @@ impl AdmissionState {
 
     fn enqueue(&mut self, request: AdmissionRequest) -> WaiterId {
         let rules = &self.pools[request.home.index()].rules;
-        let lane = if rules.limits.is_long(request.need.prompt_tokens) { Lane::Long } else { Lane::Rest };
+        let lane = self.pools[request.home.index()].lane_of(&request);
         self.serial += 1;
         let arrived = request.arrived.saturating_duration_since(self.epoch);
         let key = rules.order.key(request.priority, arrived, request.need.prompt_tokens, self.serial);
-        let (home, since) = (request.home, request.arrived);
-        let not_overtaken_after = since + rules.overtaken_for();
+        let (home, since) = (request.home, request.since);
+        let not_overtaken_after = request.arrived + rules.overtaken_for();
         let grants_before = self.pools[home.index()].queue.grants();
         let waiter =
             Waiter { request, lane, key, state: WaiterState::Waiting, waker: None, grants_before, not_overtaken_after };
@@ -445,19 +452,6 @@ impl AdmissionState {
     /// Cancels the exchanges of every backend, for good.
     pub(super) fn abort_all(&self) {
         self.backends.iter().flatten().for_each(|backend| backend.abort.cancel());
-    }
-
-    /// Sends the waiters of a pool back to be classified: all of one that is no longer configured, and otherwise those
-    /// that exceed its new limits by themselves.
-    pub(super) fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
-        let removed = self.is_removed(pool);
-        let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
-        for id in ids {
-            let waits = |waiter: &&Waiter| removed || self.too_large(&waiter.request).is_some();
-            if self.waiters[id as usize].as_ref().is_some_and(|waiter| waits(&waiter)) {
-                self.end_wait(id, WaiterState::Reclassify, wakers);
-            }
-        }
     }
 
     /// Takes a waiter out of its queue, without room for it.

@@ -90,6 +90,7 @@ impl Fixture {
             need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
             priority: 0,
             arrived: self.now,
+            since: self.now,
             adapter: None,
             prefix: Arc::default(),
             avoid: smallvec![],
@@ -311,6 +312,28 @@ fn a_request_that_a_reload_bars_from_its_pool_is_reclassified_instead_of_shed() 
     assert!(matches!(fixture.admission.enter(long.clone()), AdmissionDecision::Reclassify));
     let again = AdmissionRequest { layout: layout.number, ..long };
     assert!(matches!(fixture.admission.enter(again), AdmissionDecision::Shed(ShedReason::NoBackend)));
+}
+
+#[test]
+fn a_waiter_that_a_reload_makes_short_gets_room_without_a_permit_and_one_that_it_makes_long_waits_for_one() {
+    let with_threshold = |threshold| {
+        let long_prefix = Some(LongPrefix { threshold, slots: 1 });
+        spec("one", 1, BackendLimits { long_prefix, ..limits(4, 1) }, vec![])
+    };
+    let fixture = Fixture::new(&[with_threshold(1_000)]);
+    let _long = fixture.granted(0, 16_000);
+    let (mut longer, mut shorter) = (fixture.queued(0, 6_000), fixture.queued(0, 2_000));
+    assert!(poll(&mut shorter).is_none());
+    fixture.admission.apply(&[with_threshold(4_000)], RULES, fixture.now);
+    let _short = lease_of(&mut shorter);
+    assert!(poll(&mut longer).is_none());
+    assert_eq!(fixture.admission.check_invariants(), Ok(()));
+    let _full: Vec<Lease> = (0..2).map(|_| fixture.granted(0, 3_000)).collect();
+    let mut rest = fixture.queued(0, 3_000);
+    fixture.admission.apply(&[with_threshold(1_000)], RULES, fixture.now);
+    drop(_full);
+    assert!(poll(&mut longer).is_none() && poll(&mut rest).is_none());
+    assert_eq!(fixture.admission.check_invariants(), Ok(()));
 }
 
 #[test]

@@ -40,7 +40,7 @@ use super::history_report::{self, HistoryReport};
 use super::openmetrics;
 #[cfg(feature = "otel")]
 use super::otlp::Exporter;
-use super::recent::{MinuteStats, verdict};
+use super::recent::MinuteStats;
 use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
@@ -335,13 +335,11 @@ impl Telemetry {
         if let Outcome::Shed(reason) = record.outcome {
             series.home.shed(reason).inc();
         }
-        let has_objectives = series.home.has_objectives.load(Ordering::Relaxed);
-        let met = verdict(record, has_objectives);
-        if let Some(met) = met {
+        if let Some(met) = record.slo_met {
             series.home.judged(met).inc();
         }
         let now = Instant::now();
-        series.home.recent.add(record, met, now);
+        series.home.recent.add(record, now);
         series.history.history.lock().add(record, now.saturating_duration_since(self.started));
         self.finished.add(record, Timestamp::now());
     }

@@ -220,14 +220,14 @@ mod tests {
     #[test]
     fn reasons_objectives_and_estimates_are_counted() {
         let mut history = History::default();
-        history.add(&record(Outcome::Shed(ShedReason::QueueFull)), at(0));
+        history.add(&Record { slo_met: Some(false), ..record(Outcome::Shed(ShedReason::QueueFull)) }, at(0));
         history.add(&record(Outcome::Refused), at(0));
         history.add(&Record { retries: smallvec![RetryReason::Connect; 2], ..completed(MS(9), MS(5)) }, at(1));
         history.add(&Record { slo_met: Some(false), ..completed(MS(9), MS(5)) }, at(7));
         let all = sum(&spans(&history, Resolution::Coarse, 8));
         assert_eq!(all.reasons, [(Outcome::Shed(ShedReason::QueueFull), 1)]);
         assert_eq!(all.retries, [(RetryReason::Connect, 2)]);
-        assert_eq!((all.judged, all.met, all.refused, all.ended()), (2, 1, 1, 4));
+        assert_eq!((all.judged, all.met, all.refused, all.ended()), (3, 1, 1, 4));
         // The estimates of 110 for 100 tokens: the ratio is a little over 1.1.
         assert_eq!((all.estimated, all.near), (2, 0));
         assert!((all.ratio(&[0.5]).unwrap()[0] / 1.1 - 1.0).abs() < 0.05);

@@ -83,7 +83,7 @@ pub struct HistoryRow {
     pub e2el_ms: Option<Tails>,
     /// Where the time before the first token went.
     pub ttft_parts: Option<TtftParts>,
-    /// Share of the completed requests with objectives that met all of them.
+    /// Share of the requests with objectives that met all of them. One that failed or was shed met none.
     pub attainment: Option<f64>,
     /// Estimated over actual length of prompts.
     pub estimate: Option<EstimateAccuracy>,

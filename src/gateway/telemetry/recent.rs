@@ -123,11 +123,11 @@ impl Recent {
         Self { window: Mutex::new(Window { epoch: now, slots, attainment }) }
     }
 
-    /// Counts a request. `met`: its [`verdict`].
-    pub(super) fn add(&self, record: &Record, met: Option<bool>, now: Instant) {
+    /// Counts a request.
+    pub(super) fn add(&self, record: &Record, now: Instant) {
         let mut window = self.window.lock();
         window.slot(now).add(record);
-        if let Some(met) = met {
+        if let Some(met) = record.slo_met {
             window.attainment.add(met, now);
         }
     }
@@ -138,17 +138,6 @@ impl Recent {
 
     pub(super) fn minute(&self, now: Instant) -> MinuteStats {
         self.window.lock().minute(now)
-    }
-}
-
-/// Whether a request met its objectives; `None` when it says nothing about that. One that failed or was shed
-/// before anything could be measured is a miss wherever there was something to meet. `has_objectives`: its home pool has some.
-pub(super) fn verdict(record: &Record, has_objectives: bool) -> Option<bool> {
-    match record.outcome {
-        _ if !record.generates() => None,
-        Outcome::Refused | Outcome::ClientGone => None,
-        Outcome::Completed => record.slo_met,
-        Outcome::Shed(_) | Outcome::UpstreamError(_) | Outcome::Timeout(_) => has_objectives.then_some(false),
     }
 }
 
@@ -274,7 +263,9 @@ mod tests {
     use sluice_core::openai::{Route, ShedReason};
 
     fn add(recent: &Recent, record: &Record, has_objectives: bool, now: Instant) {
-        recent.add(record, verdict(record, has_objectives), now);
+        let mut record = Record { has_objectives, ..record.clone() };
+        record.judge();
+        recent.add(&record, now);
     }
 
     #[test]

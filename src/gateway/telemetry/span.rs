@@ -85,7 +85,7 @@ pub(super) struct Span {
     pub(super) refused: u32,
     pub(super) prompt: u64,
     pub(super) generation: u64,
-    /// Generating requests that had objectives and completed, and those of them that met all.
+    /// Requests that were judged by objectives, and those of them that met all.
     pub(super) judged: u32,
     pub(super) met: u32,
     /// Estimates that could be compared, and those that were near.
@@ -116,6 +116,10 @@ impl Span {
             add_to_list(&mut self.reasons, record.outcome, 1);
         }
         record.retries.iter().for_each(|reason| add_to_list(&mut self.retries, *reason, 1));
+        if let Some(met) = record.slo_met {
+            self.judged += 1;
+            self.met += u32::from(met);
+        }
         let Some(stats) = &record.stats else { return };
         self.prompt += record.prompt_tokens();
         self.generation += record.generated_tokens();
@@ -146,10 +150,6 @@ impl Span {
         }
         if record.outcome != Outcome::Completed {
             return;
-        }
-        if let Some(met) = record.slo_met {
-            self.judged += 1;
-            self.met += u32::from(met);
         }
         *self.e2el.at(bin(stats.e2el.unwrap_or(record.total))) += 1;
         if let Some(tpot) = stats.tpot {

@@ -50,6 +50,7 @@ pub fn record(outcome: Outcome) -> Record {
         expected_cached: 0,
         prefix: None,
         sequences: 1,
+        has_objectives: false,
         slo_met: None,
     }
 }

@@ -335,7 +335,11 @@ fn requests_are_counted_by_whether_they_met_their_objectives() {
     assert_eq!([value(&page, met), value(&page, missed)], [0.0, 0.0]);
     assert!(!page.contains("sluice_slo_attainment_target"));
     telemetry.configured(&with_objectives());
-    mixed().iter().for_each(|record| telemetry.record(record));
+    for record in mixed() {
+        let mut record = Record { has_objectives: record.home.as_deref() == Some("short"), ..record };
+        record.judge();
+        telemetry.record(&record);
+    }
     let page = telemetry.page();
     // Missed: one judged so, one shed, two failed. The client that left, the refused one and the call to tokenize do not count;
     // nor does the long one, whose home is another pool.
@@ -382,6 +386,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
         priority: 0,
         arrived: now,
+        since: now,
         adapter: None,
         prefix: Default::default(),
         avoid: SmallVec::new(),

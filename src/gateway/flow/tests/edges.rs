@@ -148,3 +148,65 @@ async fn the_pieces_of_what_arrives_at_once_are_sent_together() {
     let pieces = announced(vec![(5, begun), (9, WORD), (0, DONE)]).await;
     assert_eq!(pieces[..4], [true, true, false, false], "the last piece of a chunk waits for nothing");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_or_was_shed_missed_its_objectives_and_what_was_refused_says_nothing() {
+    let slow = || Script::Stream(vec![(2_000, ROLE), (0, WORD), (5, LAST), (0, USAGE), (0, DONE)], true);
+    let broken = || Script::Stream(vec![(1, ROLE), (1, WORD)], false);
+    let cases = [
+        (good(), Some(true)),
+        (slow(), Some(false)),
+        (broken(), Some(false)),
+        (Script::NoConnection, Some(false)),
+        (Script::NeverAnswers, Some(false)),
+        (Script::Json(500, "{}"), Some(false)),
+        (Script::Json(400, "{}"), None),
+    ];
+    for (script, met) in cases {
+        let test = TestFlow::with(vec![script.clone()], vec![script], "slo = { ttft = \"1s\" }");
+        let (_, record) = test.request(STREAM).await;
+        assert_eq!(record.slo_met, met, "{:?}", record.outcome);
+    }
+    let test = TestFlow::with(vec![good()], vec![good()], "slots = 1\nqueue = { length = 0 }\nslo = { ttft = \"1s\" }");
+    let held: Vec<_> = (0..2).map(|_| hold(&test)).collect();
+    test.flow.run(test.incoming(STREAM), &mut TestClient::default()).await;
+    let record = test.records.0.lock().pop().unwrap();
+    assert_eq!((record.outcome, record.slo_met), (Outcome::Shed(ShedReason::QueueFull), Some(false)));
+    drop(held);
+    let without = TestFlow::new(vec![Script::NoConnection], vec![Script::NoConnection]);
+    assert_eq!(without.request(STREAM).await.1.slo_met, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_repeated_waits_as_long_as_any_other() {
+    let queue = "slots = 1\nqueue = { length = 1, timeout = \"2s\" }";
+    let test = TestFlow::with(vec![Script::NeverAnswers], vec![good()], queue);
+    let (first, second) = (hold(&test), hold(&test));
+    drop(first);
+    let begun = Instant::now();
+    let busy = async {
+        // A second after the first attempt has ended by its timeout.
+        sleep(Duration::from_secs(61)).await;
+        drop(second);
+    };
+    let ((_, record), ()) = tokio::join!(test.request(STREAM), busy);
+    assert_eq!((record.outcome, record.backend.as_deref()), (Outcome::Completed, Some("b")));
+    assert_eq!((record.retries.as_slice(), begun.elapsed().as_secs()), ([RetryReason::Timeout].as_slice(), 61));
+    test.idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_with_the_end_marker_is_a_success_of_the_backend() {
+    let late = Script::Stream(vec![(1, ROLE), (1, WORD), (1, LAST), (0, DONE), (1_000, ": more\n\n")], true);
+    let failing = || Script::NoConnection;
+    let test = TestFlow::new(vec![failing(), failing(), late, failing()], vec![good()]);
+    test.set_attempts(1);
+    for outcome in [Outcome::UpstreamError(UpstreamFault::Connect); 2] {
+        assert_eq!(test.request(STREAM).await.1.outcome, outcome);
+    }
+    let leaves_at = Some(Instant::now() + Duration::from_millis(100));
+    let (_, record) = test.request_as(STREAM, TestClient { leaves_at, ..TestClient::default() }).await;
+    assert_eq!(record.outcome, Outcome::Completed);
+    test.request(STREAM).await;
+    assert_eq!(test.flow.admission().view()[0].backends[0].state(), "ready", "three failures, not in a row");
+}

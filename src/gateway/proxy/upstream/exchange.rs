@@ -201,6 +201,10 @@ impl EngineExchange {
             }
             Some(Err(error)) => {
                 self.ended = Some(ExchangeError::Closed(error.to_string()));
+                // A connection that broke is not the end of a body without a length.
+                if self.framing == Framing::UntilClose {
+                    self.framing = Framing::Length(u64::MAX);
+                }
                 false
             }
         }

@@ -186,6 +186,7 @@ impl Gateway {
                 need: Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
                 priority: 0,
                 arrived: Instant::now(),
+                since: Instant::now(),
                 adapter: None,
                 prefix: Arc::default(),
                 avoid: Default::default(),
