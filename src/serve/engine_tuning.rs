@@ -26,6 +26,17 @@ const POLL: Duration = Duration::from_millis(500);
 /// A step of an engine that serves.
 const SERVES: &str = "serve";
 
+/// What the tuner learns from a restart that was refused: only settings that cannot work speak against the change.
+fn refused(error: &RestartError) -> Restarted {
+    match error {
+        RestartError::Blocked(_)
+        | RestartError::NotManaged(_)
+        | RestartError::ShuttingDown
+        | RestartError::Outdated => Restarted::Blocked(error.to_string()),
+        RestartError::InvalidSettings(_) | RestartError::Secret(_) => Restarted::Failed(error.to_string()),
+    }
+}
+
 impl App {
     /// Carries out orders of the tuner. Returns at once.
     pub(super) fn carry_out(self: &Arc<Self>, orders: Vec<Order>) {
@@ -124,12 +135,7 @@ impl App {
         let started = match self.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await
         {
             Ok(started) => started.change,
-            Err(RestartError::Blocked(why)) => return Restarted::Blocked(why.to_string()),
-            // The settings are not to blame.
-            Err(error @ (RestartError::NotManaged(_) | RestartError::ShuttingDown | RestartError::Outdated)) => {
-                return Restarted::Blocked(error.to_string());
-            }
-            Err(error) => return Restarted::Failed(error.to_string()),
+            Err(error) => return refused(&error),
         };
         loop {
             tokio::time::sleep(POLL).await;
@@ -231,5 +237,13 @@ mod tests {
             "max-num-seqs=16 served-model-name=[\"a\",\"b\"] gpu_memory_utilization=0.5 max-num-batched-tokens=x",
         );
         assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 16.0), (EngineFlag::GpuMemoryUtilization, 0.5)]));
+    }
+    #[test]
+    fn only_settings_that_cannot_work_speak_against_a_change() {
+        for error in [RestartError::NotManaged("p/a".to_owned()), RestartError::ShuttingDown, RestartError::Outdated] {
+            assert_eq!(refused(&error), Restarted::Blocked(error.to_string()));
+        }
+        let secret = RestartError::Secret("hf-token".to_owned());
+        assert_eq!(refused(&secret), Restarted::Failed(secret.to_string()));
     }
 }

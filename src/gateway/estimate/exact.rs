@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn the_error_for_a_missing_file_has_its_path() {
-        let message = ExactCounter::load("no/such/tokenizer.json", ExactCounter::new_permits()).unwrap_err().to_string();
+        let message =
+            ExactCounter::load("no/such/tokenizer.json", ExactCounter::new_permits()).unwrap_err().to_string();
         assert!(message.starts_with("cannot use the tokenizer no/such/tokenizer.json: "), "{message}");
     }
 

@@ -2,6 +2,7 @@
 //! flags back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::deployment::{BEFORE, FLAG, SECOND};
@@ -14,7 +15,10 @@ use crate::limits::PoolLimits;
 use crate::proof::Load;
 use crate::tuner::Tuner;
 use crate::window::Observer;
+use sluice_core::meter::StreamStats;
+use sluice_core::openai::{Route, ShedReason};
 use sluice_gateway::config::{Config, Pods, TunerMode};
+use sluice_gateway::flow::{Outcome, Record, RecordGuard, Recorder};
 
 const TEXT: &str = r#"
 [slo]
@@ -204,4 +208,40 @@ fn whatever_ends_a_change_takes_the_engine_back_and_ends_the_comparison() {
         tuner.step_engines(&engines([BEFORE, BEFORE]), None, &observer, NOW + 61 * SECOND);
         assert_eq!(tuner.engine_change(), None, "{what}");
     }
+}
+
+/// Records requests as the gateway does.
+struct Recording(Arc<Observer>);
+
+impl Recorder for Recording {
+    fn record(&self, record: &Record) {
+        self.0.record(record, NOW);
+    }
+}
+
+/// What a change of engines costs is counted by the requests of its own pools.
+#[test]
+fn requests_and_misses_of_other_pools_are_not_counted() {
+    let second = TEXT[TEXT.find("[[model]]").unwrap()..]
+        .replace("\"m\"", "\"n\"")
+        .replace("\"p\"", "\"q\"")
+        .replace("127.0.0.1", "127.0.0.2");
+    let config = crate::tests::config(&(TEXT.to_owned() + &second));
+    let observer = Arc::new(Observer::default());
+    let recorder = Recording(Arc::clone(&observer));
+    let tuner = Tuner::new(&config, &observer, Duration::ZERO);
+    for (home, outcome) in
+        [("p", Outcome::Shed(ShedReason::QueueFull)), ("p", Outcome::Refused), ("q", Outcome::Completed)]
+    {
+        let route = Some(Route::ChatCompletions);
+        let mut record = RecordGuard::new(&recorder, route, "r".into(), tokio::time::Instant::now());
+        record.home = Some(home.into());
+        record.outcome = outcome;
+        record.stats = Some(StreamStats { ttft: Some(Duration::from_millis(1)), ..StreamStats::default() });
+    }
+    let totals = |pool: &str| {
+        let needs = tuner.needs(&observer);
+        needs.iter().find(|need| need.pools == [pool]).expect("pools of two models are apart").totals
+    };
+    assert_eq!((totals("p"), totals("q")), ((1.0, 1.0), (1.0, 0.0)));
 }
