@@ -108,7 +108,7 @@ mod tests {
         let stand_in = |setting: &Setting| emulation.as_ref().unwrap().stand_in(&space, setting).map(|own| name(&own));
         let names: Vec<Option<String>> = space.settings().unwrap().iter().map(stand_in).collect();
         let capped = |tokens: u32, seqs: u32, cap: u32| {
-            Some(format!("slots={cap} max-num-batched-tokens={tokens} max-num-seqs={seqs}"))
+            Some(format!("pool.all.slots={cap} max-num-batched-tokens={tokens} max-num-seqs={seqs}"))
         };
         // The defaults, then 64 with both, which captures fewer graphs, 256 with both, 1024 with 2048.
         let expected = [None, None, None, None, capped(2048, 1024, 256), None];
@@ -118,7 +118,7 @@ mod tests {
             [("vllm.max-num-seqs", 64), ("vllm.max-num-batched-tokens", 512), ("vllm.max-cudagraph-capture-size", 512)]
                 .map(|(key, value)| (key.to_owned(), ArgValue::Int(value)))
                 .into();
-        let expected = "slots=64 max-cudagraph-capture-size=512 max-num-batched-tokens=512 max-num-seqs=256";
+        let expected = "pool.all.slots=64 max-cudagraph-capture-size=512 max-num-batched-tokens=512 max-num-seqs=256";
         assert_eq!(stand_in(&given).as_deref(), Some(expected));
     }
 

@@ -13,6 +13,7 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::TuneError;
 use crate::load_line::LoadLine;
@@ -196,9 +197,9 @@ impl<F: Storage> Journal<F> {
         self.write(load)
     }
 
-    /// The loads of the trial that was under way, if it is of the setting called `of`; nothing the second time. The last one
+    /// The loads of the trial that was under way, if it is of the setting `of`; nothing the second time. The last one
     /// is left out: what is only seen while a load runs, such as the state of the KV cache, is seen in it again.
-    pub(crate) fn take_loads(&mut self, of: &str) -> Vec<TrialRecord> {
+    pub(crate) fn take_loads(&mut self, of: &Value) -> Vec<TrialRecord> {
         let mut loads = std::mem::take(&mut self.loads);
         loads.pop();
         loads.iter().filter(|load| load.is_of(of)).map(LoadLine::record).collect()
@@ -228,9 +229,11 @@ fn unusable(path: &Path, reason: String) -> TuneError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::setting::identity;
     use crate::trial::{Effort, Outcome};
     use proptest::prelude::*;
     use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialReport, TrialStats, TrialVerdict};
+    use sluice_gateway::config::ArgValue;
 
     fn trial(seed: u64) -> Trial {
         Trial {
@@ -280,20 +283,26 @@ mod tests {
     fn the_loads_of_the_trial_under_way_are_read_again_but_for_the_last() {
         let (_folder, path) = written(1);
         let mut journal = Journal::resume(&path, &header()).unwrap().0;
-        let write = |journal: &mut Journal, of: &str, rates: &[f64]| {
-            let lines = rates.iter().map(|rate| LoadLine::new(of.to_owned(), &load(*rate)));
+        let of = |pool: &str| identity(&[(format!("pool.{pool}.slots"), ArgValue::Int(16))].into());
+        let write = |journal: &mut Journal, of: Value, rates: &[f64]| {
+            let lines = rates.iter().map(|rate| LoadLine::new(of.clone(), &load(*rate)));
             lines.for_each(|line| journal.append_load(&line).unwrap());
         };
-        write(&mut journal, "a", &[1.0, 2.0, 3.0]);
+        write(&mut journal, of("a"), &[1.0, 2.0, 3.0]);
         let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
-        assert_eq!((resumed.take_loads("a"), trials.len()), (vec![load(1.0), load(2.0)], 1));
-        assert!(resumed.take_loads("a").is_empty(), "they are of one trial only");
-        assert!(Journal::resume(&path, &header()).unwrap().0.take_loads("b").is_empty());
+        assert_eq!((resumed.take_loads(&of("a")), trials.len()), (vec![load(1.0), load(2.0)], 1));
+        assert!(resumed.take_loads(&of("a")).is_empty(), "they are of one trial only");
+        assert!(Journal::resume(&path, &header()).unwrap().0.take_loads(&of("b")).is_empty());
         // After the trial they have no more use.
         journal.append(&trial(1)).unwrap();
-        write(&mut journal, "c", &[4.0, 5.0]);
+        write(&mut journal, of("c"), &[4.0, 5.0]);
         let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
-        assert_eq!((resumed.take_loads("c"), trials.len()), (vec![load(4.0)], 2));
+        assert_eq!((resumed.take_loads(&of("c")), trials.len()), (vec![load(4.0)], 2));
+        // Earlier versions wrote the name of the setting, which two settings may have: such loads run again.
+        journal.append(&trial(2)).unwrap();
+        write(&mut journal, "slots=16".into(), &[4.0, 5.0]);
+        let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();
+        assert_eq!((resumed.take_loads(&of("c")), trials.len()), (vec![], 3));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Rates are in requests per second, times in seconds.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::trial::Range;
 use sluice_bench::search::{RatePoint, TrialKind, TrialLoad, TrialRecord, TrialReport, TrialStats, TrialVerdict};
@@ -16,8 +17,8 @@ pub(crate) struct LoadLine {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Load {
-    /// The name of the setting.
-    of: String,
+    /// The setting, as [`identity`](crate::setting::identity) has it.
+    of: Value,
     sent: Sent,
     kind: Kind,
     holds: bool,
@@ -51,8 +52,8 @@ impl LoadLine {
     /// What the line of a load begins with.
     pub(crate) const BEGINS: &'static str = "{\"load\":";
 
-    /// The line of a load of the setting called `of`.
-    pub(crate) fn new(of: String, record: &TrialRecord) -> Self {
+    /// The line of a load of the setting `of`.
+    pub(crate) fn new(of: Value, record: &TrialRecord) -> Self {
         let report = &record.report;
         let sent = match report.load {
             TrialLoad::Stream => Sent::Stream,
@@ -80,9 +81,9 @@ impl LoadLine {
         Self { load }
     }
 
-    /// Whether it is of the setting called `of`.
-    pub(crate) fn is_of(&self, of: &str) -> bool {
-        self.load.of == of
+    /// Whether it is of the setting `of`.
+    pub(crate) fn is_of(&self, of: &Value) -> bool {
+        self.load.of == *of
     }
 
     /// The load as the search knows it.

@@ -89,7 +89,13 @@ pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     flags
 }
 
-/// The name of a setting in tables: `max-num-seqs=128 policy=least_work`, or `defaults`.
+/// What distinguishes a setting from every other, in a form that can be hashed and written to the journal.
+pub fn identity(setting: &Setting) -> serde_json::Value {
+    serde_json::json!(setting)
+}
+
+/// The name of a setting in tables: `max-num-seqs=128 pool.all.policy=least_work`, or `defaults`. Keys of the gateway are given in
+/// full, because pools have keys of the same names.
 pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();
@@ -98,7 +104,7 @@ pub fn name(setting: &Setting) -> String {
         let key = match flag_of(key) {
             Some((None, flag)) => flag.to_owned(),
             Some((Some(backend), flag)) => format!("{backend}:{flag}"),
-            None => key.rsplit('.').next().unwrap_or(key).to_owned(),
+            None => key.clone(),
         };
         format!("{key}={}", shown(value))
     };
@@ -132,7 +138,7 @@ mod tests {
         assert_eq!(variant.args["max-num-seqs"], ArgValue::Int(64));
         assert_eq!(variant.engine["gpu1"]["enforce-eager"], ArgValue::Flag(true));
         assert_eq!(variant.set, ["pool.all.policy=least_work"]);
-        assert_eq!(name(&setting), "policy=least_work max-num-seqs=64 gpu1:enforce-eager=true");
+        assert_eq!(name(&setting), "pool.all.policy=least_work max-num-seqs=64 gpu1:enforce-eager=true");
         let gpu1 = Some("gpu1".to_owned());
         assert_eq!(flags(&setting), [(None, "--max-num-seqs=64".to_owned()), (gpu1, "--enforce-eager".to_owned())]);
         assert_eq!(name(&Setting::new()), "defaults");

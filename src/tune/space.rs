@@ -8,12 +8,12 @@
 //! Bounds: [`MAX_SETTINGS`] settings, [`MAX_VALUES`] values of a dimension.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::constraint::Condition;
 use crate::error::TuneError;
 use crate::file::{DimensionTable, Number, TuneTable};
-use crate::setting::{RestartCost, Setting, number, shown};
+use crate::setting::{RestartCost, Setting, identity, number, shown};
 use sluice_core::base::Rng;
 use sluice_gateway::config::ArgValue;
 
@@ -144,8 +144,8 @@ impl Space {
             None => true,
         });
         settings.extend(self.singles.iter().cloned());
-        let mut seen = BTreeSet::from([crate::setting::name(&Setting::new())]);
-        settings.retain(|setting| seen.insert(crate::setting::name(setting)));
+        let mut seen = HashSet::from([identity(&Setting::new())]);
+        settings.retain(|setting| seen.insert(identity(setting)));
         if settings.is_empty() {
             return Err(TuneError::EmptySpace(self.why_empty(total, &broken)));
         }
@@ -288,6 +288,16 @@ mod tests {
             [[dimension]]\nkey = \"vllm.c\"\nvalues = [7, 8]\nwhen = \"vllm.a = 2\"\n\
             [[setting]]\n\"vllm.d\" = true\n";
         let expected = ["defaults", "a=1 b=1", "a=2 b=1 c=7", "a=2 b=1 c=8", "a=2 b=2 c=7", "a=2 b=2 c=8", "d=true"];
+        assert_eq!(names(text), expected);
+    }
+
+    #[test]
+    fn settings_of_two_pools_that_end_alike_are_two() {
+        let text = "[[dimension]]\nkey = \"pool.short.slots\"\nvalues = [\"default\", 16]\n\
+            [[dimension]]\nkey = \"pool.long.slots\"\nvalues = [\"default\", 16]\n\
+            [[setting]]\n\"pool.long.slots\" = 16\n[[setting]]\n\"pool.chat.slots\" = 16\n";
+        let (short, long) = ("pool.short.slots=16", "pool.long.slots=16");
+        let expected = ["defaults", long, short, &format!("{long} {short}"), "pool.chat.slots=16"];
         assert_eq!(names(text), expected);
     }
 

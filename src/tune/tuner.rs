@@ -234,7 +234,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         let stand_in = emulation.and_then(|emulation| emulation.stand_in(&self.plan.space, &ask.setting));
         let runs = stand_in.as_ref().unwrap_or(&ask.setting);
         let Self { plan, backend, journal, on_progress, .. } = self;
-        let of = crate::setting::name(&ask.setting);
+        let of = crate::setting::identity(&ask.setting);
         let past = journal.take_loads(&of);
         let mut on_load = |record: &TrialRecord| {
             on_progress(Progress::Load(&record.report));
