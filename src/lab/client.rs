@@ -12,7 +12,7 @@ use http::StatusCode;
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep_until};
 
-use sluice_bench::{Api, Outcome, Record};
+use sluice_bench::{Api, Outcome, Record, RequestFailure};
 use sluice_gateway::flow::record::{Outcome as GatewayOutcome, Record as GatewayRecord};
 use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
 use sluice_online::Observer;
@@ -27,7 +27,7 @@ pub(crate) struct LabClient {
     api: Api,
     sent: Instant,
     leave_after: Option<u32>,
-    leave_at: Option<Instant>,
+    deadline: Option<Instant>,
     status: Option<StatusCode>,
     events: u32,
     first: Option<Instant>,
@@ -36,18 +36,19 @@ pub(crate) struct LabClient {
     finished: bool,
     aborted: bool,
     left: bool,
+    timed_out: bool,
 }
 
 impl LabClient {
-    /// A client that sends its request now and disconnects after `leave_after` token events or the time `timeout`. `events` is
-    /// the expected number.
+    /// A client that sends its request now and disconnects after `leave_after` token events, as it meant to, or gives up after the
+    /// time `timeout`. `events` is the expected number.
     pub(crate) fn new(api: Api, leave_after: Option<u32>, timeout: Option<Duration>, events: u32) -> Self {
         let sent = Instant::now();
         Self {
             api,
             sent,
             leave_after,
-            leave_at: timeout.map(|timeout| sent + timeout),
+            deadline: timeout.map(|timeout| sent + timeout),
             status: None,
             events: 0,
             first: None,
@@ -56,6 +57,7 @@ impl LabClient {
             finished: false,
             aborted: false,
             left: false,
+            timed_out: false,
         }
     }
 
@@ -67,7 +69,9 @@ impl LabClient {
         record.backend = routed.and_then(|gateway| gateway.backend.clone());
         record.queue_wait = gateway.map(|gateway| gateway.queue_wait.as_secs_f64());
         let complete = self.finished && !self.aborted && self.status == Some(StatusCode::OK) && self.first.is_some();
-        if complete && !self.left {
+        if self.timed_out {
+            record.outcome = Outcome::Failed(RequestFailure::Timeout.to_string().into());
+        } else if complete && !self.left {
             record.outcome = Outcome::Completed;
             record.output_tokens = u64::from(output_tokens);
             (record.ttft, record.latency) = (since(self.first), since(self.last));
@@ -136,12 +140,14 @@ impl Downstream for LabClient {
     }
 
     async fn gone(&mut self) {
-        match self.leave_at {
-            _ if self.left => {}
+        if self.left {
+            return;
+        }
+        match self.deadline {
             Some(at) => sleep_until(at).await,
             None => pending().await,
         }
-        self.left = true;
+        self.timed_out = true;
     }
 }
 

@@ -64,7 +64,7 @@ pub struct LabFile {
     pub seeds: u64,
     /// Duration of each traffic that has none of its own.
     pub duration: Option<Period>,
-    /// Time after which a client that has no complete response leaves. Default: it waits.
+    /// Time after which a client that has no complete response gives up; its request has failed. Default: it waits.
     pub client_timeout: Option<Period>,
     /// What is compared.
     #[serde(default)]

@@ -3,7 +3,7 @@
 //! | name | unit | meaning |
 //! |---|---|---|
 //! | `CLASS.ttft.STAT`, `tpot`, `itl`, `e2el`, `queue` | ms | latency of completed requests; `queue`: wait in the gateway |
-//! | `CLASS.attainment` | % | share of requests that met all objectives of their class |
+//! | `CLASS.attainment` | % | share of requests that met all objectives of their class; unfinished ones did not |
 //! | `CLASS.failed` | % | share of requests without a complete response |
 //! | `CLASS.rate`, `CLASS.tokens` | 1/s | completed requests, and their output tokens |
 //! | `hit_rate` | % | share of prompt tokens that the engines found in their prefix caches |
@@ -227,7 +227,8 @@ impl<'a> Measured<'a> {
                 };
                 statistic.of(distribution) * 1e3
             }
-            Kind::Attainment => metrics.attainment() * 100.0,
+            // A setting under which requests do not end within the run must not gain by it.
+            Kind::Attainment => 100.0 * metrics.good as f64 / (metrics.judged() + metrics.unfinished).max(1) as f64,
             Kind::Failed => 100.0 * (metrics.failed + metrics.unfinished) as f64 / metrics.sent.max(1) as f64,
             Kind::Rate => metrics.per_second(metrics.completed),
             Kind::Tokens => metrics.per_second(metrics.output_tokens),
@@ -268,6 +269,7 @@ impl Statistic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_bench::{Outcome, Record};
 
     #[test]
     fn what_is_written_is_read_and_written_again() {
@@ -278,5 +280,14 @@ mod tests {
             let error = text.parse::<Measure>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("'{text}' is not a measure")), "{error}");
         }
+    }
+
+    #[test]
+    fn requests_that_fail_or_do_not_end_are_misses_and_those_that_leave_are_not() {
+        let of = |outcome: Outcome| Record { outcome, ..Record::default() };
+        let ended = [of(Outcome::Completed), of(Outcome::Failed("timed out".into()))];
+        let requests = ended.into_iter().chain([of(Outcome::Unfinished), of(Outcome::Unfinished), of(Outcome::Left)]);
+        let result = RunResult { requests: requests.collect(), ..RunResult::default() };
+        assert_eq!(Measured::of_real(&result).value(&"all.attainment".parse().unwrap()), 25.0);
     }
 }
