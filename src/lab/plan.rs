@@ -16,7 +16,7 @@ use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
 use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
-use sluice_bench::{Record, RunResult};
+use sluice_bench::{Outcome, Record, RunResult};
 
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
@@ -200,10 +200,12 @@ fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     worst.ok_or_else(|| LabError::Plan("a plan needs objectives; set ttft, tpot or e2el of a class".to_owned()))
 }
 
-/// The share of requests of a class that met their objectives; 1 if it has no requests. `late`: in the second half only.
+/// The share of requests of a class that met their objectives, without those that left on purpose; 1 if it has no requests.
+/// `late`: in the second half only.
 fn share(result: &RunResult, class: u32, late: bool) -> f64 {
     let middle = last_sent(result) / 2.0;
-    let of_class = |record: &&Record| record.class == class && (!late || record.sent >= middle);
+    let of_class =
+        |record: &&Record| record.class == class && record.outcome != Outcome::Left && (!late || record.sent >= middle);
     let (mut met, mut all) = (0.0, 0.0);
     for record in result.requests.iter().filter(of_class) {
         all += 1.0;

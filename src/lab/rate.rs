@@ -1,7 +1,9 @@
 //! `sluice lab rate`: the highest rate at which the objectives are met.
 //!
 //! The search and its trials are those of `sluice bench --find-rate`; only the system under test is simulated. So results can
-//! be compared with measured ones. There must be exactly one `[[traffic]]`, with a rate; the search replaces that rate.
+//! be compared with measured ones. There must be exactly one `[[traffic]]`, with a rate; the search replaces that rate. Its requests
+//! must be single ones that run to their end: a later turn of a conversation is sent when its client is ready, whatever the
+//! rate, and a request that leaves early meets no objective.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -27,7 +29,7 @@ pub struct Simulated {
 /// The goal of a search: this share of requests meets the objectives of the traffic's classes.
 ///
 /// # Errors
-/// The traffic is not one kind with a rate and with objectives.
+/// The traffic is not one kind with a rate and with objectives, or not of single requests that run to their end.
 pub fn goal(traffic: &[RunPlan], attainment: f64, seed: u64) -> Result<SearchGoal, LabError> {
     let [traffic] = traffic else {
         let text = "the highest rate can be searched for one kind of traffic only; give one [[traffic]]";
@@ -35,6 +37,10 @@ pub fn goal(traffic: &[RunPlan], attainment: f64, seed: u64) -> Result<SearchGoa
     };
     if !matches!(traffic.arrival, Arrival::Poisson { .. } | Arrival::Gamma { .. } | Arrival::Burst { .. }) {
         return Err(LabError::Plan("the highest rate can be searched only for traffic with a rate".to_owned()));
+    }
+    if traffic.sessions.is_some() || traffic.workload.leaving > 0.0 {
+        let text = "the search needs single requests that run to their end; leave out conversation and leave";
+        return Err(LabError::Plan(text.to_owned()));
     }
     let classes = traffic.workload.class_configs();
     let bounds = classes.iter().flat_map(|class| [class.slo.ttft, class.slo.e2el].into_iter().flatten());

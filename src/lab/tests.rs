@@ -314,6 +314,13 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
 }
 
 #[test]
+fn a_plan_does_not_judge_requests_that_leave() {
+    let leaving = scenario(&format!("{SMALL}leave = 0.3\n[plan]\nload = [0.1]\nmax_engines = 1\n"));
+    let results = plan(&leaving, &Prices::default(), &[1], |_, _, _, _| ()).unwrap();
+    assert_eq!(results[0].needs.as_ref().map(|needs| needs.attainment.0), Ok(100.0));
+}
+
+#[test]
 fn a_plan_says_why_no_number_of_engines_suffices() {
     let results = |more: &str| plan(&scenario(&format!("{SMALL}{more}")), &Prices::default(), &[1], |_, _, _, _| ());
     let needs = results("[plan]\nmax_engines = 1\nload = [6]\n").unwrap().remove(0).needs.unwrap_err();
@@ -343,6 +350,15 @@ fn the_highest_rate_holds_and_a_higher_one_does_not() {
     };
     assert!(attainment(0.9 * best) > 0.97, "{best}: {}", attainment(0.9 * best));
     assert!(attainment(1.5 * best) < 0.98, "{best}: {}", attainment(1.5 * best));
+}
+
+#[test]
+fn the_highest_rate_is_not_searched_with_requests_that_do_not_run_to_their_end() {
+    for more in ["leave = 0.3", "conversation = { turns = 3 }"] {
+        let lab = scenario(&format!("{SMALL}{more}\n")).lab(&Variant::default()).unwrap();
+        let error = rate::goal(&lab.traffic, 0.99, 1).unwrap_err().to_string();
+        assert!(error.contains("single requests that run to their end"), "{error}");
+    }
 }
 
 #[test]
