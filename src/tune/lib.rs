@@ -31,6 +31,7 @@ pub mod real;
 mod testing;
 mod front;
 mod script_verdict;
+mod unmet;
 mod verdict;
 mod load_line;
 pub mod journal;

@@ -66,6 +66,12 @@ pub struct Certified {
     pub requests: usize,
 }
 
+/// The ratio of [`Outcome::Unmet`] for requests that do not complete. Finite, because JSON has no infinity and a percentile
+/// between two infinite values is NaN.
+pub const NEVER: f64 = 1e9;
+/// A ratio above this is a percentile between that of requests that do not complete and a measured one.
+const SLOWEST: f64 = 1e6;
+
 /// What came of a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
@@ -144,6 +150,13 @@ pub struct Trial {
     /// What was seen besides: why it is not better.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+impl Outcome {
+    /// Whether the objectives are missed because requests do not complete.
+    pub fn is_incomplete(&self) -> bool {
+        matches!(self, Self::Unmet { ratio, .. } if *ratio > SLOWEST)
+    }
 }
 
 impl Trial {

@@ -15,10 +15,10 @@ use crate::goal::{Goal, Objective};
 use crate::script_verdict;
 use crate::setting::Setting;
 use crate::trial::{Certified, Effort, Outcome, Trial};
-use sluice_bench::RunResult;
+use crate::unmet::unmet;
 use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
 use sluice_core::stats::compare::each_of;
-use sluice_core::stats::{Change, Estimate, Sense, mean, percentile};
+use sluice_core::stats::{Change, Estimate, Sense, mean};
 
 /// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come.
 const LOOKS: usize = 3;
@@ -36,9 +36,6 @@ const FINE: f64 = 0.025;
 const CONFIRM_TRIALS: usize = 60;
 /// The seeds of a confirmation's proofs begin this far after those of its search.
 const PROOF_SEEDS: u64 = 1 << 20;
-/// The measured value over its bound, for a request that does not complete. Finite, because JSON has no infinity and a percentile
-/// between two infinite values is NaN.
-const NEVER: f64 = 1e9;
 /// The seeds of a confirmation begin this far after those of the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
@@ -174,7 +171,10 @@ async fn rate<S: System>(
     let kv_full = system.is_kv_full();
     count(trial, &found);
     trial.outcome = match (found.ending, found.boundary) {
-        (SearchEnd::NoRate, _) => unmet(system, search.attainment, &found),
+        (SearchEnd::NoRate, _) => {
+            let group = found.trials.last().map(|run| system.group(run.group)).unwrap_or_default();
+            unmet(system.last(), group, search.attainment)
+        }
         (SearchEnd::BelowFloor, _) => Outcome::Worse { guess: guess(&found, search.floor.unwrap_or(0.0)) },
         (_, None) => Outcome::Worse { guess: 0.0 },
         (_, Some(boundary)) => {
@@ -231,41 +231,6 @@ fn guess(found: &SearchResult, floor: f64) -> f64 {
         _ => None,
     });
     most.unwrap_or(floor).min(floor)
-}
-
-/// The outcome for a system that misses objectives at every rate: names the objective that is missed by most.
-fn unmet<S: System>(system: &S, attainment: f64, found: &SearchResult) -> Outcome {
-    let group = found.trials.last().map(|run| system.group(run.group)).unwrap_or_default();
-    let (class, objective, ratio) =
-        system.last().and_then(|result| binding(result, attainment)).unwrap_or((String::new(), "E2EL", NEVER));
-    Outcome::Unmet { group: if group.is_empty() { class } else { group }, objective: objective.to_owned(), ratio }
-}
-
-/// The class and the objective that are missed by most, and by how much: the quantile of the measure over its bound.
-fn binding(result: &RunResult, attainment: f64) -> Option<(String, &'static str, f64)> {
-    let mut worst: Option<(String, &'static str, f64)> = None;
-    for (index, class) in (0..).zip(&result.config.classes) {
-        let slo = result.config.slo_of(index);
-        for (name, bound) in [("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2EL", slo.e2el)] {
-            let Some(bound) = bound else { continue };
-            let value = |record: &sluice_bench::Record| match name {
-                _ if !record.is_completed() => f64::INFINITY,
-                "TTFT" => record.ttft,
-                "TPOT" => record.tpot().unwrap_or(0.0),
-                _ => record.latency,
-            };
-            let records = result.requests.iter().filter(|record| record.class == index);
-            let mut values: Vec<f64> = records.map(|record| (value(record) * 1e3 / bound).min(NEVER)).collect();
-            values.sort_by(f64::total_cmp);
-            if !values.is_empty() {
-                let ratio = percentile(&values, attainment);
-                if worst.as_ref().is_none_or(|(.., other)| ratio > *other) {
-                    worst = Some((class.name.clone(), name, ratio));
-                }
-            }
-        }
-    }
-    worst
 }
 
 async fn measure<S: System>(
@@ -344,8 +309,6 @@ mod tests {
     use crate::laboratory::at_once;
     use crate::testing::{Queues, capacity, paired_goal};
     use proptest::prelude::*;
-    use sluice_bench::result::record::ClassConfig;
-    use sluice_bench::{Record, RunConfig, Slo};
     use sluice_core::base::Rng;
 
     /// Pairs of runs whose true ratio is `ratio`. The noise of a run has a part that its pair shares and a part of its own.
@@ -425,27 +388,6 @@ mod tests {
             let mut traded = best.clone();
             traded.front.iter_mut().for_each(|[_, other]| other.iter_mut().for_each(|value| *value *= 100.0));
             prop_assert!(!has_lost(&goal, &rows, &traded));
-        }
-
-        #[test]
-        fn the_binding_objective_is_the_one_that_is_missed_by_most(
-            ttft in 10.0..2000.0f64, e2el in 10.0..2000.0f64, times in proptest::collection::vec(0.01..3.0f64, 1..60),
-        ) {
-            let slo = Slo { ttft: Some(ttft), e2el: Some(e2el), ..Slo::default() };
-            let class = ClassConfig { name: "a".to_owned(), slo, ..ClassConfig::default() };
-            let record = |time: &f64| Record {
-                outcome: sluice_bench::Outcome::Completed, ttft: time / 2.0, latency: *time, ..Record::default()
-            };
-            let requests: Vec<Record> = times.iter().map(record).collect();
-            let mut result = RunResult { config: RunConfig { classes: vec![class], ..RunConfig::default() }, requests, ..RunResult::default() };
-            let longest = times.iter().copied().fold(0.0, f64::max) * 1e3;
-            let (_, name, ratio) = binding(&result, 1.0).unwrap();
-            let expected = f64::max(longest / 2.0 / ttft, longest / e2el);
-            prop_assert!((ratio / expected - 1.0).abs() < 1e-9, "{} {}", ratio, expected);
-            prop_assert_eq!(name == "TTFT", longest / 2.0 / ttft >= longest / e2el);
-            // A request that does not complete misses by more than any other.
-            result.requests[0].outcome = sluice_bench::Outcome::Left;
-            prop_assert_eq!(binding(&result, 1.0).unwrap().2, NEVER);
         }
     }
 

@@ -93,6 +93,7 @@ fn what(trial: &Trial) -> String {
         Outcome::ColdCache { hit_rate, wanted } => {
             format!("its prefix caches held {:.0} % of the prompts and not {:.0} %", hit_rate * 100.0, wanted * 100.0)
         }
+        Outcome::Unmet { group, .. } if trial.outcome.is_incomplete() => format!("'{group}' does not complete"),
         Outcome::Unmet { group, objective, ratio } => {
             format!("'{group}' misses {objective}: {ratio:.2} times the bound")
         }

@@ -140,9 +140,24 @@ fn why_none(report: &Report) -> String {
 /// What is missed, and by how much.
 fn missed(outcome: &Outcome) -> Option<String> {
     let Outcome::Unmet { group, objective, ratio } = outcome else { return None };
-    let by = match ratio {
-        ratio if *ratio >= 1e9 => "because they do not complete".to_owned(),
-        ratio => format!("by {:.0} %", (ratio - 1.0) * 100.0),
+    let by = match outcome.is_incomplete() {
+        true => "because they do not complete".to_owned(),
+        false => format!("by {:.0} %", (ratio - 1.0) * 100.0),
     };
     Some(format!("even single requests of '{group}' miss {objective} {by}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_do_not_complete_miss_no_objective_by_a_number() {
+        let text = |ratio| {
+            missed(&Outcome::Unmet { group: "a".to_owned(), objective: "E2EL".to_owned(), ratio }).unwrap_or_default()
+        };
+        assert_eq!(text(1.5), "even single requests of 'a' miss E2EL by 50 %");
+        // A percentile between one that completes and one that does not.
+        assert_eq!(text(6.9e8), "even single requests of 'a' miss E2EL because they do not complete");
+    }
 }

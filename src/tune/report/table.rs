@@ -64,7 +64,11 @@ fn row(report: &Report, trial: &Trial, goal: &Goal) -> Vec<String> {
         Outcome::Worse { .. } => ("not better".to_owned(), dash()),
         Outcome::Starts => ("starts".to_owned(), dash()),
         Outcome::Unmet { group, objective, ratio } => {
-            notes.insert(0, format!("single requests of '{group}' take {ratio:.2} times their {objective}"));
+            let what = match trial.outcome.is_incomplete() {
+                true => "do not complete".to_owned(),
+                false => format!("take {ratio:.2} times their {objective}"),
+            };
+            notes.insert(0, format!("single requests of '{group}' {what}"));
             ("none".to_owned(), dash())
         }
         Outcome::ColdCache { hit_rate, wanted } => {
