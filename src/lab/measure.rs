@@ -36,6 +36,8 @@ pub struct Measure {
     /// The name of a class; `all` for all requests and for measures of engines.
     class: String,
     kind: Kind,
+    /// Whether a percentile counts requests without a complete response as infinitely slow.
+    counts_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,7 +97,7 @@ impl FromStr for Measure {
         let named =
             |names: &[(&str, Kind)], text: &str| names.iter().find(|(name, _)| *name == text).map(|found| found.1);
         if let Some(kind) = named(&OF_ENGINES, text) {
-            return Ok(Self { class: ALL.to_owned(), kind });
+            return Ok(Self::new(ALL, kind));
         }
         let (class, rest) = text.split_once('.').filter(|(class, _)| !class.is_empty()).ok_or_else(bad)?;
         let kind = match rest.split_once('.') {
@@ -105,7 +107,7 @@ impl FromStr for Measure {
                 Kind::Latency(latency, statistic_of(statistic).ok_or_else(bad)?)
             }
         };
-        Ok(Self { class: class.to_owned(), kind })
+        Ok(Self::new(class, kind))
     }
 }
 
@@ -143,14 +145,22 @@ impl fmt::Display for Measure {
 }
 
 impl Measure {
+    fn new(class: &str, kind: Kind) -> Self {
+        Self { class: class.to_owned(), kind, counts_lost: false }
+    }
+
+    /// The same as what is optimised: requests without a complete response are infinitely slow in a percentile and in `max`.
+    /// Otherwise what sheds most requests is the fastest.
+    #[must_use]
+    pub fn counting_lost(self) -> Self {
+        Self { counts_lost: true, ..self }
+    }
+
     /// The measures that are compared by default: P99 of TTFT and E2EL of each class, and failures.
     pub fn default_for(classes: &[String]) -> Vec<Self> {
-        let latency = |class: &String, latency| {
-            let kind = Kind::Latency(latency, Statistic::Percentile(99.0));
-            Self { class: class.clone(), kind }
-        };
+        let latency = |class: &String, latency| Self::new(class, Kind::Latency(latency, Statistic::Percentile(99.0)));
         let each = classes.iter().flat_map(|class| [latency(class, Latency::Ttft), latency(class, Latency::E2el)]);
-        each.chain([Self { class: ALL.to_owned(), kind: Kind::Failed }]).collect()
+        each.chain([Self::new(ALL, Kind::Failed)]).collect()
     }
 
     /// The unit; empty for a plain number.
@@ -225,7 +235,11 @@ impl<'a> Measured<'a> {
                     Latency::E2el => &metrics.e2el,
                     Latency::Queue => &metrics.queue_wait,
                 };
-                statistic.of(distribution) * 1e3
+                let lost = if measure.counts_lost { metrics.failed + metrics.unfinished } else { 0 };
+                // As many values as a completed request has.
+                let each = distribution.count() as f64 / metrics.completed.max(1) as f64;
+                let lost = if metrics.completed == 0 { lost as f64 } else { lost as f64 * each };
+                statistic.of_all(distribution, lost) * 1e3
             }
             // A setting under which requests do not end within the run must not gain by it.
             Kind::Attainment => 100.0 * metrics.good as f64 / (metrics.judged() + metrics.unfinished).max(1) as f64,
@@ -254,6 +268,18 @@ impl<'a> Measured<'a> {
 }
 
 impl Statistic {
+    /// The statistic of these values and of `lost` ones that are infinite; a mean is that of these values alone.
+    fn of_all(self, distribution: &Distribution, lost: f64) -> f64 {
+        let share = match self {
+            Self::Percentile(percentile) if lost > 0.0 => percentile / 100.0,
+            Self::Max if lost > 0.0 => 1.0,
+            _ => return self.of(distribution),
+        };
+        let last = distribution.count() as f64 - 1.0;
+        let place = share * (last + lost);
+        if place > last { f64::INFINITY } else { distribution.percentile(100.0 * place / last.max(1.0)) }
+    }
+
     fn of(self, distribution: &Distribution) -> f64 {
         if distribution.count() == 0 {
             return f64::NAN;
@@ -289,5 +315,23 @@ mod tests {
         let requests = ended.into_iter().chain([of(Outcome::Unfinished), of(Outcome::Unfinished), of(Outcome::Left)]);
         let result = RunResult { requests: requests.collect(), ..RunResult::default() };
         assert_eq!(Measured::of_real(&result).value(&"all.attainment".parse().unwrap()), 25.0);
+    }
+
+    #[test]
+    fn an_objective_counts_requests_without_a_response_as_infinitely_slow() {
+        let completed = |latency: f64| Record { outcome: Outcome::Completed, latency, ..Record::default() };
+        let shed = || Record { outcome: Outcome::Failed("status 503".into()), ..Record::default() };
+        let value = |lost: usize, measure: &str| {
+            let requests = (1..=9).map(|at| completed(f64::from(at))).chain((0..lost).map(|_| shed())).collect();
+            let result = RunResult { requests, ..RunResult::default() };
+            let measure: Measure = measure.parse().unwrap();
+            [measure.clone(), measure.counting_lost()].map(|measure| Measured::of_real(&result).value(&measure) / 1e3)
+        };
+        assert_eq!(value(0, "all.e2el.p50"), [5.0, 5.0]);
+        // The median of 17 is the ninth, of 19 the tenth, which never came.
+        assert_eq!(value(8, "all.e2el.p50"), [5.0, 9.0]);
+        assert_eq!(value(10, "all.e2el.p50"), [5.0, f64::INFINITY]);
+        assert_eq!(value(1, "all.e2el.max"), [9.0, f64::INFINITY]);
+        assert_eq!(value(1, "all.e2el.mean"), [5.0, 5.0]);
     }
 }

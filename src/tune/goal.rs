@@ -81,13 +81,15 @@ impl Goal {
         score_of(self.sense(), value)
     }
 
-    /// What a run with the traffic as it is measures: the objective, the second measure of a front, the others.
+    /// What a run with the traffic as it is measures: the objective, the second measure of a front, the others. In the first two a
+    /// percentile counts requests without a response, so that no setting wins by shedding.
     pub fn measures(&self) -> Vec<Measure> {
         let own = match &self.objective {
             Objective::Rate { .. } => None,
             Objective::Measure(measure) => Some(measure.clone()),
         };
-        own.into_iter().chain(self.against.clone()).chain(self.beside.iter().cloned()).collect()
+        let optimised = own.into_iter().chain(self.against.clone()).map(Measure::counting_lost);
+        optimised.chain(self.beside.iter().cloned()).collect()
     }
 
     /// The objective in a table's head.

@@ -470,3 +470,16 @@ fn a_prediction_that_is_wrong_costs_trials_and_decides_nothing() {
         assert!(text.contains("does not start"), "{text}");
     }
 }
+
+#[test]
+fn a_setting_that_sheds_requests_does_not_win_by_the_latency_of_the_others() {
+    let class = "rate = 40\nrequests = 100\nclass = [{ name = \"a\", in = 512, out = 20 }]";
+    let text = "[tune]\nobjective = \"a.e2el.p90\"\nruns = 2\n\
+        [[tune.setting]]\n\"pool.all.slots\" = 1\n\"pool.all.queue.length\" = 1\n";
+    let file = file("args = { stream-interval = 100, max-num-seqs = 4 }", class, text);
+    let plan = plan(&file, Some(Method::Race), 1, Budget::default());
+    let report = tuned(&plan, &mut laboratory(&file, &plan));
+    assert!(report.winner.as_ref().is_some_and(|winner| winner.setting.is_empty()), "{:?}", report.trials);
+    let text = table::text(&report, &plan.goal);
+    assert!(text.contains("requests fail") && text.contains("so many requests fail that a.e2el.p90"), "{text}");
+}

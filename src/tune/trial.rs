@@ -99,6 +99,11 @@ pub enum Outcome {
         /// By how much: 1.2 is 20 % beyond the bound.
         ratio: f64,
     },
+    /// So many requests have no complete response that a percentile which is optimised is one of theirs.
+    Lossy {
+        /// The percentile.
+        measure: String,
+    },
     /// Too few prompt tokens came from the prefix caches, so what was measured is not the workload that was meant.
     ColdCache {
         /// The share that did.

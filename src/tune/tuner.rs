@@ -346,7 +346,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
             return Ok(Confirmed { winner, ..Confirmed::default() });
         }
         self.try_out(&Ask { setting: untuned, effort: Effort::Confirm }).await?;
-        let default = self.trials.last().cloned();
+        let default = self.trials.last().filter(|trial| !matches!(trial.outcome, Outcome::Lossy { .. })).cloned();
         let comparison = default.as_ref().and_then(|default| self.compare(default, won));
         Ok(Confirmed { winner, default, comparison, front: Vec::new() })
     }

@@ -7,7 +7,8 @@
 //!
 //! A measure is compared by runs that have the same seeds for every setting, so that run n of one setting and run n of another
 //! are a pair. In a race the runs end when the setting is certainly worse than the best: when the interval of the pairs' mean
-//! log ratio lies on the worse side of zero. Its confidence is Bonferroni-corrected for all [`LOOKS`].
+//! log ratio lies on the worse side of zero. Its confidence is Bonferroni-corrected for all [`LOOKS`]. Requests without a complete
+//! response are infinitely slow in a percentile that is optimised: a setting for which it is infinite in one run cannot win.
 
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;
@@ -19,6 +20,7 @@ use crate::unmet::unmet;
 use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, mean};
+use sluice_lab::Measure;
 
 /// Looks at a race of a measure, after each of which it may end: after 2, 4 and 8 runs, if more are to come.
 const LOOKS: usize = 3;
@@ -128,7 +130,7 @@ async fn measured<B: Backend>(
             let search = backend.search_goal(*attainment, goal.requests, seed)?;
             rate(system, goal, search, best, loads, trial).await?;
         }
-        Objective::Measure(_) => measure(system, goal, effort, best, trial).await?,
+        Objective::Measure(objective) => measure(system, goal, objective, best, trial).await?,
     }
     if let (Some(wanted), Outcome::Measured { .. }) = (goal.hit_rate, &trial.outcome) {
         let unknown =
@@ -236,10 +238,11 @@ fn guess(found: &SearchResult, floor: f64) -> f64 {
 async fn measure<S: System>(
     system: &mut S,
     goal: &Goal,
-    effort: Effort,
+    objective: &Measure,
     best: &Incumbent,
     trial: &mut Trial,
 ) -> Result<(), TuneError> {
+    let effort = trial.effort;
     let (runs, holdout) = match effort {
         Effort::Rung(share) => (((goal.runs as f64 * share).round() as usize).max(1), 0),
         Effort::Confirm => (2 * goal.runs, HOLDOUT),
@@ -253,6 +256,12 @@ async fn measure<S: System>(
         trial.loads += 1;
         trial.seconds += seconds;
         trial.requests += system.last().map_or(0, |result| result.requests.len() as u64);
+        let optimised = std::iter::once(objective).chain(&goal.against);
+        if let Some((measure, _)) = optimised.zip(&observed).find(|(_, value)| value.is_infinite()) {
+            trial.outcome = Outcome::Lossy { measure: measure.to_string() };
+            trial.notes = system.notes();
+            return Ok(());
+        }
         values.push(observed);
         let may_end = matches!(effort, Effort::Race(_)) && !goal.complete;
         let is_look = may_end && (run + 1).is_power_of_two() && (2..runs.min((1 << LOOKS) + 1)).contains(&(run + 1));

@@ -91,10 +91,14 @@ fn meaning(comparison: &Comparison, goal: &Goal) -> String {
 
 /// Why the winner cannot be compared with the default.
 fn default_is_unusable(report: &Report) -> Option<String> {
-    let default = report.trials.iter().find(|trial| trial.setting.is_empty())?;
+    // The last trial: the default may have failed only when it was measured again.
+    let default = report.trials.iter().rfind(|trial| trial.setting.is_empty())?;
     match &default.outcome {
         Outcome::Refused { reason, .. } => Some(format!("the default does not start: {reason}")),
         Outcome::Unmet { .. } => Some(format!("the default meets no rate: {}", missed(&default.outcome)?)),
+        Outcome::Lossy { measure } => {
+            Some(format!("the default cannot be used: so many requests fail that {measure} is one of theirs"))
+        }
         _ => None,
     }
 }
@@ -112,6 +116,15 @@ fn why_none(report: &Report) -> String {
             "no setting meets the objectives. The nearest is {}: {missed}. Loosen that objective, shorten these requests, or \
              use a faster GPU",
             name(&trial.setting)
+        );
+    }
+    let lossy = report.trials.iter().find_map(|trial| match &trial.outcome {
+        Outcome::Lossy { measure } => Some(measure),
+        _ => None,
+    });
+    if let Some(measure) = lossy {
+        return format!(
+            "no setting can be used: so many requests fail that {measure} is one of theirs. Lower the load, or admit more of it"
         );
     }
     let cold = report.trials.iter().find_map(|trial| match trial.outcome {

@@ -28,7 +28,7 @@ pub fn rows(report: &Report, goal: &Goal) -> Vec<Vec<String>> {
     let rank = |trial: &Trial| match trial.outcome {
         Outcome::Measured { .. } => 0,
         Outcome::Worse { .. } | Outcome::Starts => 1,
-        Outcome::Unmet { .. } | Outcome::ColdCache { .. } => 2,
+        Outcome::Unmet { .. } | Outcome::ColdCache { .. } | Outcome::Lossy { .. } => 2,
         Outcome::Refused { .. } => 3,
     };
     let value = |trial: &Trial| score(trial, goal).unwrap_or(f64::NEG_INFINITY);
@@ -70,6 +70,10 @@ fn row(report: &Report, trial: &Trial, goal: &Goal) -> Vec<String> {
             };
             notes.insert(0, format!("single requests of '{group}' {what}"));
             ("none".to_owned(), dash())
+        }
+        Outcome::Lossy { measure } => {
+            notes.insert(0, format!("so many requests fail that {measure} is one of theirs"));
+            ("requests fail".to_owned(), dash())
         }
         Outcome::ColdCache { hit_rate, wanted } => {
             let (found, wanted) = (hit_rate * 100.0, wanted * 100.0);
