@@ -362,6 +362,15 @@ fn the_highest_rate_is_not_searched_with_requests_that_do_not_run_to_their_end()
 }
 
 #[test]
+fn the_highest_rate_needs_a_share_of_requests_that_may_miss() {
+    let lab = scenario(SMALL).lab(&Variant::default()).unwrap();
+    for share in [0.0, 1.0, f64::NAN] {
+        let error = rate::goal(&lab.traffic, share, 1).unwrap_err().to_string();
+        assert!(error.contains("plan.attainment must be above 0 and below 100"), "{error}");
+    }
+}
+
+#[test]
 fn an_engine_runs_on_the_host_that_the_file_names() {
     let profile = |line: &str, folder: &Path| {
         let file = LabFile::parse(&format!("{SMALL}[[engine]]\n{line}\n"), "lab.toml").unwrap();
