@@ -29,7 +29,8 @@ pub struct Simulated {
 /// The goal of a search: this share of requests meets the objectives of the traffic's classes.
 ///
 /// # Errors
-/// The share is not above 0 and below 1, or the traffic is not one kind with a rate and with objectives, or not of single requests that run to their end.
+/// The share is not above 0 and below 1, or the traffic is not one kind with a rate and with objectives, or not of single requests
+/// that run to their end.
 pub fn goal(traffic: &[RunPlan], attainment: f64, seed: u64) -> Result<SearchGoal, LabError> {
     // Without a share that may be missed, or met, there is no boundary to find.
     if !(attainment > 0.0 && attainment < 1.0) {

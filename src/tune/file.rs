@@ -34,9 +34,9 @@
 //! ```
 //!
 //! The objective "rate" is the highest rate at which the objectives of the classes hold. A measure is optimised as the traffic of the
-//! file gives it, over several seeds; in a percentile requests without a complete response are infinitely slow. Without `config` and `gateway` the engines alone are tuned: the gateway in front of them admits
-//! every request. With `--real` the engines are those backends of the configuration that have `launch`; `[[engine]]` is not used then.
-//! Unknown keys are errors.
+//! file gives it, over several seeds; in a percentile requests without a complete response are infinitely slow. Without `config` and
+//! `gateway` the engines alone are tuned: the gateway in front of them admits every request. With `--real` the engines are those
+//! backends of the configuration that have `launch`; `[[engine]]` is not used then. Unknown keys are errors.
 
 use std::path::Path;
 
