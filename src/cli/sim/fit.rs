@@ -193,5 +193,8 @@ mod tests {
         assert!(error(&[path, "--model", "x"]).contains("unknown model 'x'"));
         std::fs::write(file.path(), "prompt\n1\n").unwrap();
         assert!(error(&[path]).contains("line 2: output: is missing"));
+        let rows = "name,prompt,output,streams,req_per_s\nsmall,64,4,1,9\nhuge,2000000,4,1,9\n";
+        std::fs::write(file.path(), rows).unwrap();
+        assert!(error(&[path]).contains("row 'huge' cannot be simulated: req_per_s has no value"));
     }
 }

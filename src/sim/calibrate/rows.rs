@@ -254,10 +254,14 @@ impl Line<'_> {
         for (value, column) in measured.iter_mut().zip(MEASURED) {
             *value = self.number(column, 1e-6, 1e12)?;
         }
+        let output = self.whole("output", 1, None)?;
+        if output == 1 && measured[2].is_some() {
+            return self.wrong(MEASURED[2], "needs an output of at least 2 tokens");
+        }
         Ok(Row {
             name: self.fields.get("name").map_or_else(|| format!("line {}", self.number), |name| (*name).to_owned()),
             prompt: self.whole("prompt", 1, None)?,
-            output: self.whole("output", 1, None)?,
+            output,
             load: self.load()?,
             server,
             adapters,
@@ -309,6 +313,12 @@ mod tests {
         assert_eq!((rows[0].prompt, rows[0].output, rows[0].name.as_str()), (512, 128, "line 4"));
         assert_eq!(rows[0].load, Load::Closed { streams: 8, requests: 32 });
         assert_eq!(rows[0].measured, [Some(10.5), None, None, None]);
+    }
+
+    #[test]
+    fn one_token_has_no_time_between_tokens() {
+        let error = parse("prompt,output,streams,tpot_mean\n8,2,1,5\n8,1,1,5").unwrap_err().to_string();
+        assert_eq!(error, "line 3: tpot_mean: needs an output of at least 2 tokens");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! a few shares, each with at most [`SWEEPS`] passes through the constants.
 
 use super::play::play;
-use super::rows::Row;
+use super::rows::{MEASURED, Row};
 use crate::machine::{Constants, Gpu, Layout, Model, Profile, ProfileError};
 
 /// Errors beyond this have a higher weight.
@@ -72,6 +72,25 @@ pub const HOST: &[FittedConstant] = &[
     constant("host", "lora_stall_share", 0.001, 1.0),
 ];
 
+/// Why constants cannot be fitted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum FitError {
+    /// GPU, model and constants do not go together.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// A measured cell has no simulated value. Its distance would be infinite with any constants.
+    #[error(
+        "row '{row}' cannot be simulated: {column} has no value; a request that does not fit into the KV cache of this model \
+         on this GPU is refused, and in a short run none may arrive"
+    )]
+    Row {
+        /// The row's name.
+        row: String,
+        /// The measured column.
+        column: &'static str,
+    },
+}
+
 /// The settings of a fit.
 #[derive(Clone, Debug)]
 pub struct Setting {
@@ -100,8 +119,8 @@ impl Setting {
     /// Simulates each row with these constants.
     ///
     /// # Errors
-    /// When GPU, model and constants do not go together.
-    pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, ProfileError> {
+    /// When GPU, model and constants do not go together, or a row cannot be simulated.
+    pub fn play_all(&self, constants: &Constants, rows: &[Row]) -> Result<Vec<[f64; 4]>, FitError> {
         let profile = Profile::new(self.gpu.clone(), self.model.clone(), self.layout, constants)?;
         let workers_wanted = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len().max(1));
         let mut played = vec![[f64::NAN; 4]; rows.len()];
@@ -118,11 +137,12 @@ impl Setting {
                 played[at] = cells;
             }
         });
+        rows.iter().zip(&played).try_for_each(|(row, cells)| is_simulated(row, cells))?;
         Ok(played)
     }
 
     /// The distance of `constants` from the rows.
-    fn distance(&self, constants: &Constants, rows: &[Row]) -> Result<f64, ProfileError> {
+    fn distance(&self, constants: &Constants, rows: &[Row]) -> Result<f64, FitError> {
         let played = self.play_all(constants, rows)?;
         let (mut sum, mut cells) = (0.0, 0.0);
         for (row, simulated) in rows.iter().zip(played) {
@@ -139,8 +159,8 @@ impl Setting {
     /// the rows, third by third, and their cells.
     ///
     /// # Errors
-    /// When GPU, model and constants do not go together.
-    pub fn leave_thirds_out(&self, start: &Constants, rows: &[Row]) -> Result<(Vec<Row>, Vec<[f64; 4]>), ProfileError> {
+    /// When GPU, model and constants do not go together, or a row cannot be simulated.
+    pub fn leave_thirds_out(&self, start: &Constants, rows: &[Row]) -> Result<(Vec<Row>, Vec<[f64; 4]>), FitError> {
         let (mut left, mut cells) = (Vec::new(), Vec::new());
         for third in 0..3 {
             let (out, kept) = split(rows, third);
@@ -154,8 +174,8 @@ impl Setting {
     /// The constants nearest to the rows, from `start`.
     ///
     /// # Errors
-    /// When GPU, model and constants do not go together.
-    pub fn fit(&self, start: &Constants, rows: &[Row]) -> Result<Constants, ProfileError> {
+    /// When GPU, model and constants do not go together, or a row cannot be simulated.
+    pub fn fit(&self, start: &Constants, rows: &[Row]) -> Result<Constants, FitError> {
         let mut best = (self.distance(start, rows)?, start.clone());
         for share in self.shares {
             for _ in 0..self.sweeps {
@@ -177,6 +197,13 @@ impl Setting {
         }
         Ok(best.1)
     }
+}
+
+/// Checks that each measured cell of a row has a simulated value.
+fn is_simulated(row: &Row, cells: &[f64; 4]) -> Result<(), FitError> {
+    let has_value = |cell: f64| cell.is_finite() && cell > 0.0;
+    let missing = (0..cells.len()).find(|at| row.measured[*at].is_some() && !has_value(cells[*at]));
+    missing.map_or(Ok(()), |at| Err(FitError::Row { row: row.name.clone(), column: MEASURED[at] }))
 }
 
 /// Every third row of these, from the given one on, and the others.
