@@ -33,7 +33,7 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use crate::result::metrics::Metrics;
-use crate::result::record::{Outcome, Record, RunConfig, RunResult};
+use crate::result::record::{Outcome, Ramp, Record, RunConfig, RunResult};
 use crate::result::slices::{self, SliceBy};
 use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
@@ -281,6 +281,11 @@ fn foreign(top: &Map<String, Value>) -> RunResult {
         request_rate: number("request_rate"),
         burstiness: number("burstiness"),
         max_concurrency: number("max_concurrency").map(|limit| limit as u32),
+        ramp: text("ramp_up_strategy").map(|strategy| Ramp {
+            strategy,
+            start: number("ramp_up_start_rps").unwrap_or(0.0),
+            end: number("ramp_up_end_rps").unwrap_or(0.0),
+        }),
         ..RunConfig::default()
     };
     let requests = requests_of_arrays(top);
@@ -433,11 +438,12 @@ mod tests {
     #[test]
     fn a_detailed_file_of_vllm_gives_requests() {
         let text = br#"{"duration": 2.5, "completed": 1, "failed": 1, "backend": "openai", "request_rate": "inf",
-            "max_concurrency": 8, "input_lens": [4, 4], "output_lens": [3, 0], "ttfts": [0.5, 0.0],
+            "max_concurrency": 8, "ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9,
+            "input_lens": [4, 4], "output_lens": [3, 0], "ttfts": [0.5, 0.0],
             "itls": [[0.25, 0.25], []], "start_times": [100.5, 100.25], "errors": ["", "boom"]}"#;
         let result = parse(text, "x").unwrap().remove(0);
         assert_eq!(result.config.max_concurrency, Some(8));
-        assert_eq!(result.config.request_rate, None);
+        assert_eq!((result.config.request_rate, result.config.ramp.as_ref().map(|ramp| ramp.end)), (None, Some(9.0)));
         let metrics = Metrics::of(&result);
         assert_eq!((metrics.completed, metrics.failed, metrics.e2el.mean()), (1, 1, 1.0));
         assert_eq!(result.requests[0].sent, 0.25);

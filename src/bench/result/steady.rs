@@ -3,8 +3,8 @@
 //! Rates over a whole run include ramp-up and drain, and are too low for that reason: N requests at rate r to a perfect server
 //! give a throughput of N / (N/r + last latency). So a window is cut out of the run:
 //!
-//! - Closed loop with concurrency C, as in `vllm-rs bench serve`: from the first to the last time with at least ceil(0.95 C)
-//!   requests in flight.
+//! - Closed loop with concurrency C, or all requests at once and C of them in flight, as in `vllm-rs bench serve`: from the first
+//!   to the last time with at least ceil(0.95 C) requests in flight.
 //! - Open loop: from the end of the warm-up until the last request was sent. The end of the warm-up is found with MSER
 //!   (White 1997): the requests in flight, averaged in each of [`SLOTS`] slots, are a series x. The warm-up ends at the slot
 //!   d in its first half that minimises sum((x_i - mean_d)^2) / (n - d)^2 over the slots from d on.
@@ -12,12 +12,12 @@
 //! Rates count requests completed and tokens received inside the window; latencies are those of requests sent in it. A
 //! window shorter than max(10 s, a tenth of the run) gets a note. An open loop whose requests in flight keep
 //! growing has no steady state: its latencies depend on the length of the run, and a warning says so. Recorded and
-//! changing rates have no steady window.
+//! changing rates have no steady window, also with a limit on requests in flight.
 
 use serde::{Deserialize, Serialize};
 
 use crate::result::metrics::{Distribution, Metrics};
-use crate::result::record::{Record, RunResult};
+use crate::result::record::{Record, RunConfig, RunResult};
 
 /// Share of the concurrency that must be in flight.
 pub const THRESHOLD: f64 = 0.95;
@@ -69,7 +69,7 @@ pub struct Steady {
 /// Finds the steady window of a run; `None` when there is none.
 pub fn steady(result: &RunResult) -> Option<Steady> {
     let changes = changes(&result.requests);
-    let closed = result.config.max_concurrency.filter(|_| result.config.request_rate.is_none());
+    let closed = result.config.max_concurrency.filter(|_| is_closed(&result.config));
     let (start, end) = match closed {
         Some(streams) => closed_window(&changes, streams)?,
         None if result.config.request_rate.is_some() => open_window(result, &changes)?,
@@ -107,6 +107,12 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
         output_throughput: tokens as f64 / length,
         metrics,
     })
+}
+
+/// Whether a new request was sent whenever one had ended, as far as is known: a file of another tool does not say how requests
+/// arrived.
+fn is_closed(config: &RunConfig) -> bool {
+    config.request_rate.is_none() && config.ramp.is_none() && matches!(&*config.arrival, "" | "closed loop" | "at once")
 }
 
 /// Whether requests in flight kept growing in the steady window of an open loop: the means of its first and last third.
@@ -205,7 +211,7 @@ fn events(record: &Record) -> impl Iterator<Item = f64> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::record::{Outcome, RunConfig};
+    use crate::result::record::{Outcome, Ramp};
 
     fn record(index: u64, sent: f64, latency: f64) -> Record {
         let outcome = Outcome::Completed;
@@ -244,6 +250,23 @@ mod tests {
         // Token events at 2, 4 and 3 are inside, those at 5, 5.5 and 6.5 are not.
         assert_eq!(steady.output_throughput, 0.75);
         assert!(steady.window.warning.unwrap().contains("only 4.0 s"));
+    }
+
+    #[test]
+    fn a_limit_on_changing_or_recorded_arrivals_makes_no_closed_loop() {
+        let requests = || vec![record(0, 0.0, 4.0), record(1, 1.0, 4.0), record(2, 4.5, 2.0)];
+        let window = |arrival: &str, ramp: Option<Ramp>| {
+            let config =
+                RunConfig { arrival: arrival.to_owned(), ramp, max_concurrency: Some(2), ..RunConfig::default() };
+            steady(&run(requests(), config)).map(|steady| steady.window.target_concurrency)
+        };
+        for arrival in ["", "closed loop", "at once"] {
+            assert_eq!(window(arrival, None), Some(Some(2)), "{arrival}");
+        }
+        for arrival in ["ramp", "steps", "recorded", "mixed"] {
+            assert_eq!(window(arrival, None), None, "{arrival}");
+        }
+        assert_eq!(window("", Some(Ramp { strategy: "linear".to_owned(), start: 1.0, end: 9.0 })), None);
     }
 
     #[test]
