@@ -39,6 +39,11 @@ impl Lead {
         self.0.send_replace(Term::Elected(until));
     }
 
+    /// Whether one of several gateways is elected.
+    pub fn is_elected(&self) -> bool {
+        matches!(*self.0.borrow(), Term::Elected(_))
+    }
+
     /// Whether it may act.
     pub fn is_held(&self) -> bool {
         self.0.borrow().is_held()

@@ -247,7 +247,12 @@ impl App {
     fn set_acts(&self, acts: bool) {
         let _guard = self.reloading.lock();
         // The lead may have been lost while this waited for a reload.
-        *self.acts.lock() = acts && self.fleet.lead().is_held();
+        let acts = acts && self.fleet.lead().is_held();
+        *self.acts.lock() = acts;
+        if !acts {
+            // A reload that had begun before may have opened it.
+            self.fleet.close_journal();
+        }
         let (config, loaded) = (self.config.load_full(), self.loaded.lock());
         self.apply_engines(&config, &loaded.layout);
     }
@@ -256,9 +261,14 @@ impl App {
     /// are its own.
     pub(super) fn apply_engines(&self, config: &Config, layout: &PoolLayout) -> usize {
         let acts = self.acts();
-        let own = if acts { engines::engines(config, layout, &self.fleet) } else { Vec::new() };
+        let external = engines::external_backends(config, layout, !acts);
+        if !acts {
+            self.fleet.stand_by(external);
+            return 0;
+        }
+        let own = engines::engines(config, layout, &self.fleet);
         let count = own.len();
-        self.fleet.apply(own, engines::external_backends(config, layout, !acts));
+        self.fleet.apply(own, external);
         count
     }
 

@@ -100,7 +100,8 @@ impl App {
 
     /// Opens the journal if a configuration has engines that this gateway starts or restarts.
     fn open_journal(&self, config: &Config) -> Result<(), ReloadError> {
-        if engines::any(config) && self.acts() {
+        let is_ours = self.acts() && self.fleet.lead().is_held() && !self.fleet.is_given_away();
+        if engines::any(config) && is_ours {
             self.fleet.open(&self.config.load().fleet.state).map_err(StartError::Journal)?;
         }
         Ok(())

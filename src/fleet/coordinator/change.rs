@@ -97,7 +97,7 @@ pub(super) async fn change(
     let spec = handle.context.spec();
     let notices = preflight::check_settings(&*handle.context.driver, &spec, &request.to.settings).await?;
     let _one_at_a_time = registry.change_lock.lock().await;
-    ensure_no_change(registry)?;
+    ensure_no_change(registry, None)?;
     if handle.context.step().in_rotation() && !request.hold {
         preflight::check_replacement(&registry.admission, &registry.reported, &spec).await?;
     }
@@ -109,10 +109,10 @@ pub(super) async fn change(
     Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
 }
 
-/// Checks that no planned change is under way. Call it under the [lock](Registry::change_lock).
-pub(super) fn ensure_no_change(registry: &Registry) -> Result<(), RestartBlocked> {
-    match registry.table().views().into_iter().find(|view| view.change.is_some()) {
-        Some(other) => Err(RestartBlocked::ChangeInProgress(other.backend)),
-        None => Ok(()),
-    }
+/// Checks that no planned change is under way, and that no engine is being replaced but `own`. Call it under the
+/// [lock](Registry::change_lock).
+pub(super) fn ensure_no_change(registry: &Registry, own: Option<&str>) -> Result<(), RestartBlocked> {
+    let changed = registry.table().views().into_iter().find(|view| view.change.is_some()).map(|view| view.backend);
+    let replaced = || registry.replaced().filter(|name| own != Some(&**name)).map(|name| name.to_string());
+    changed.or_else(replaced).map_or(Ok(()), |other| Err(RestartBlocked::ChangeInProgress(other)))
 }

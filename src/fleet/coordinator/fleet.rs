@@ -61,6 +61,16 @@ impl Fleet {
         self.registry.open_journal(folder)
     }
 
+    /// Whether engines were given to another gateway, and not taken back.
+    pub fn is_given_away(&self) -> bool {
+        self.registry.is_closed()
+    }
+
+    /// Unlocks the journal: another gateway has the engines.
+    pub fn close_journal(&self) {
+        self.registry.close_journal();
+    }
+
     /// A digest of a setting that may contain secrets, for comparison and storage. It is keyed with a random key in the folder
     /// of the journal, so that a secret cannot be guessed from its digest.
     pub fn digest(&self, bytes: &[u8]) -> String {
@@ -75,6 +85,18 @@ impl Fleet {
         }
         self.registry.set_wanted(engines, external);
         leftovers::stop_leftovers(&self.registry);
+        self.reconcile();
+    }
+
+    /// The same for a gateway that does not run engines now: all are external, and what runs is another gateway's.
+    pub fn stand_by(&self, external: Vec<ExternalBackend>) {
+        if !self.registry.is_closed() {
+            self.registry.set_wanted(Vec::new(), external);
+            self.reconcile();
+        }
+    }
+
+    fn reconcile(&self) {
         self.registry.update_cordons();
         self.registry.wake.notify_one();
         if !self.reconciling.swap(true, Ordering::Relaxed) {
@@ -206,5 +228,77 @@ impl Fleet {
         for engine in std::mem::take(&mut self.registry.table().managed).into_values() {
             engine.task.abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::journal::Journal;
+    use crate::engine::journal::tests::record;
+    use crate::engine::lifecycle::Step;
+    use sluice_gateway::pool::HealthRules;
+
+    fn fleet() -> Arc<Fleet> {
+        let second = Duration::from_secs(1);
+        let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
+        let maker: DriverMaker = Arc::new(|_| unreachable!("there are no engines"));
+        Fleet::new(Admission::new(Instant::now(), rules, 1), Arc::default(), maker)
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_stands_by_stops_no_engine_of_the_journal() {
+        let folder = tempfile::tempdir().unwrap();
+        Journal::open(folder.path()).unwrap().write(record("p/a", Step::Serve)).unwrap();
+        let fleet = fleet();
+        fleet.open(folder.path()).unwrap();
+        let stopping =
+            || fleet.registry.table().stopping.iter().map(|engine| engine.name().to_owned()).collect::<Vec<_>>();
+        fleet.stand_by(Vec::new());
+        assert!(stopping().is_empty());
+        fleet.apply(Vec::new(), Vec::new());
+        assert_eq!(stopping(), ["p/a"], "it is no longer configured");
+        fleet.abandon();
+    }
+
+    #[tokio::test]
+    async fn a_fleet_is_given_away_until_it_is_taken_back_and_its_journal_is_locked_until_it_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let fleet = fleet();
+        fleet.release().await.unwrap();
+        assert!(fleet.is_given_away());
+        fleet.take_back();
+        assert!(!fleet.is_given_away());
+        fleet.open(folder.path()).unwrap();
+        assert!(Journal::open(folder.path()).is_err());
+        fleet.close_journal();
+        assert!(Journal::open(folder.path()).is_ok());
+    }
+
+    #[test]
+    fn engines_are_handed_over_by_an_upgrade_an_election_and_when_they_are_taken_back() {
+        let fleet = fleet();
+        assert!(!fleet.registry.is_handed_over());
+        fleet.serves_beside_another(Duration::from_secs(60));
+        assert!(fleet.registry.is_handed_over());
+        fleet.serves_alone();
+        assert!(!fleet.registry.is_handed_over());
+        fleet.take_back();
+        assert!(fleet.registry.is_handed_over());
+        let elected = self::fleet();
+        elected.lead().set(None);
+        assert!(elected.registry.is_handed_over());
+    }
+
+    #[tokio::test]
+    async fn no_change_begins_while_an_engine_is_being_replaced() {
+        let fleet = fleet();
+        let name: Arc<str> = "p/a".into();
+        let replacing = fleet.registry.replace(&name);
+        let blocked = change::ensure_no_change(&fleet.registry, None).unwrap_err();
+        assert_eq!(blocked, crate::engine::lifecycle::RestartBlocked::ChangeInProgress("p/a".to_owned()));
+        assert_eq!(change::ensure_no_change(&fleet.registry, Some("p/a")), Ok(()));
+        drop(replacing);
+        assert_eq!(change::ensure_no_change(&fleet.registry, None), Ok(()));
     }
 }

@@ -27,6 +27,7 @@ use crate::lead::Lead;
 use crate::other_gateways::OtherGateways;
 use crate::probe::ReportedModels;
 use crate::state_folder::{self, KEY_BYTES};
+use sluice_gateway::config::OnStart;
 use sluice_gateway::pool::{Admission, Cordon};
 
 /// Between two looks at whether another gateway has ended.
@@ -64,6 +65,19 @@ pub(super) struct Registry {
     scales: Mutex<Scales>,
     /// Until then, at most, another gateway has requests on engines.
     beside: Mutex<Option<Instant>>,
+    /// This gateway gave its engines away, and takes them back.
+    took_back: AtomicBool,
+    /// The engine that is being stopped to be replaced by another one in its place.
+    replaced: Mutex<Option<Arc<str>>>,
+}
+
+/// An engine is being replaced until this is dropped.
+pub(super) struct Replacing<'a>(&'a Registry);
+
+impl Drop for Replacing<'_> {
+    fn drop(&mut self) {
+        *self.0.replaced.lock() = None;
+    }
 }
 
 impl std::fmt::Debug for Registry {
@@ -92,6 +106,8 @@ impl Registry {
             closing: AtomicBool::new(false),
             scales: Mutex::default(),
             beside: Mutex::default(),
+            took_back: AtomicBool::new(false),
+            replaced: Mutex::default(),
         }
     }
 
@@ -144,7 +160,24 @@ impl Registry {
     /// Undoes [`Registry::close`].
     pub(super) fn reopen(&self) {
         self.tasks.reopen();
+        self.took_back.store(true, Ordering::Relaxed);
         self.closing.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether engines that run were handed over, so that requests are on them: by a gateway that is upgraded or led before.
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.took_back.load(Ordering::Relaxed) || self.beside.lock().is_some() || self.lead.is_elected()
+    }
+
+    /// Notes that an engine is being replaced. Call it under the lock of changes.
+    pub(super) fn replace(&self, name: &Arc<str>) -> Replacing<'_> {
+        *self.replaced.lock() = Some(Arc::clone(name));
+        Replacing(self)
+    }
+
+    /// The engine that is being replaced.
+    pub(super) fn replaced(&self) -> Option<Arc<str>> {
+        self.replaced.lock().clone()
     }
 
     /// Unlocks the journal for another gateway. Nothing is written to it any more.
@@ -228,9 +261,13 @@ impl Registry {
         if self.is_closing() || table.managed.contains_key(name) {
             return None;
         }
-        let spec = table.wanted.engine(name)?.clone();
+        let mut spec = table.wanted.engine(name)?.clone();
         if let Some(blocked) = table.blocker(&spec) {
             return Some(blocked);
+        }
+        // `fleet.on_start` is about engines that a crash has left.
+        if self.is_handed_over() {
+            spec.rules.on_start = OnStart::Adopt;
         }
         let driver = (self.maker)(&spec);
         let (admission, reported) = (Arc::clone(&self.admission), Arc::clone(&self.reported));

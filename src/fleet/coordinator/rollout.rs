@@ -118,7 +118,12 @@ impl Rollout<'_> {
         if context.spec().backend == spec.backend {
             self.withdraw_when_possible(context).await?;
         }
+        let replacing = {
+            let _one_at_a_time = self.registry.change_lock.lock().await;
+            self.registry.replace(&spec.name)
+        };
         if !begin_stop(self.registry, &spec.name, Some(self.generation)) {
+            drop(replacing);
             reinstate(context);
             return Err(RolloutError::Outdated);
         }
@@ -161,7 +166,7 @@ impl Rollout<'_> {
     async fn withdraw(&self, context: &EngineContext) -> Result<(), NotWithdrawn> {
         {
             let _one_at_a_time = self.registry.change_lock.lock().await;
-            ensure_no_change(self.registry)?;
+            ensure_no_change(self.registry, Some(&context.spec().name))?;
             self.check_replacement(context).await?;
             // Under the lock, so that no other change counts on this engine.
             context.state.lock().lifecycle.withdraw();

@@ -194,7 +194,7 @@ async fn carry_out(registry: &Registry, pool: &str, engines: &[EngineHandle], wa
 async fn rest_one(registry: &Registry, engine: &EngineHandle, carried: bool) -> Result<(), ChangeRefused> {
     let context = &engine.context;
     let _one_at_a_time = registry.change_lock.lock().await;
-    ensure_no_change(registry)?;
+    ensure_no_change(registry, None)?;
     if carried {
         check_replacement(&registry.admission, &registry.reported, &context.spec()).await?;
     }

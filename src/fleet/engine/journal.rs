@@ -285,11 +285,11 @@ fn take(lock: &File, mut pause: impl FnMut()) -> Result<(), TryLockError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::engine::lifecycle::Step;
 
-    fn record(backend: &str, step: Step) -> Record {
+    pub(crate) fn record(backend: &str, step: Step) -> Record {
         let mut lifecycle = Lifecycle::new(Setup::default());
         lifecycle.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
