@@ -1,4 +1,7 @@
 //! The outcome for a system that misses objectives at every rate: which objective is missed by most, and by how much.
+//!
+//! It is read from the last run, at the lowest load that was tried, where a higher rate is not to blame. Requests that the end of a
+//! trial cut off say nothing about it; those that fail miss by [`NEVER`].
 
 use crate::trial::{NEVER, Outcome};
 use sluice_bench::{Outcome as Ended, Record, RunResult};

@@ -328,7 +328,7 @@ mod tests {
             x.state.observe(&x.plan, arm, &observation);
         }
         let progress = x.state.progress();
-        let comparison = &compare(&x.plan, &progress)[0];
+        let comparison = &compare(&x.plan, progress.measured())[0];
         let found = diagnose(&x.plan, &progress.arms, &[], comparison);
         assert_eq!(kinds(&found), [Cause::Kernels, Cause::PrefixCache]);
         assert!(found[0].sentence.contains("TPOT +30") && found[0].sentence.contains("share engines"), "{found:?}");

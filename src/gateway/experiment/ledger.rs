@@ -203,6 +203,22 @@ pub struct ArmLedger {
     pub(super) quality: Quality,
 }
 
+/// What was measured of all arms.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured<'a> {
+    /// Each arm; the first is the control.
+    pub arms: &'a [ArmLedger],
+    /// The control as it was when each arm was stopped, while others went on.
+    pub controls: &'a [Option<ArmLedger>],
+}
+
+impl<'a> Measured<'a> {
+    /// The control while an arm ran: an arm is compared with what was measured at the same time.
+    pub fn control_of(&self, arm: usize) -> &'a ArmLedger {
+        self.controls.get(arm).and_then(Option::as_ref).unwrap_or(&self.arms[0])
+    }
+}
+
 impl ArmLedger {
     /// Counts a request that is assigned to it.
     pub(super) fn note_assigned(&mut self, cell: u16) {

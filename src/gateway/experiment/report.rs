@@ -201,7 +201,7 @@ impl ExperimentReport {
         let Experiment { plan, state } = experiment;
         let progress = state.progress();
         let phase = state.phase();
-        let comparisons = compare(plan, &progress);
+        let comparisons = compare(plan, progress.measured());
         let report = |comparison: &Comparison| ComparisonReport {
             arm: plan.arms[comparison.arm].name.to_string(),
             conclusion: comparison.conclusion,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::diagnosis::{EngineAdapters, EngineLooks};
-use super::ledger::{ArmLedger, Observation, Quantity};
+use super::ledger::{ArmLedger, Measured, Observation, Quantity};
 use super::plan::ExperimentPlan;
 use super::quality::RecentAnswers;
 use super::shadow::ArmCopies;
@@ -75,7 +75,7 @@ pub struct Moment {
 pub struct Progress {
     /// The measurements of each arm.
     pub arms: Vec<ArmLedger>,
-    /// Those of the control when each arm was stopped, while others went on: an arm is compared with what was measured at the same time.
+    /// Those of the control when each arm was stopped, while others went on.
     #[serde(default)]
     pub controls: Vec<Option<ArmLedger>>,
     /// Why each arm was stopped.
@@ -253,7 +253,7 @@ impl ExperimentState {
             && bad
             && progress.stops[arm].is_none()
             && self.phase() == Phase::Running
-            && let Some(broken) = verdict::guard(plan, &progress, arm)
+            && let Some(broken) = verdict::guard(plan, progress.measured(), arm)
         {
             self.stop_arm(plan, arm, broken, &mut progress);
         }
@@ -302,7 +302,7 @@ impl ExperimentState {
     /// Judges what was measured: records conclusions and confidence sequences, and promotes an arm if that is configured.
     pub fn review(&self, plan: &ExperimentPlan, now: Timestamp) -> Vec<Comparison> {
         let mut progress = self.progress.lock();
-        let comparisons = verdict::compare(plan, &progress);
+        let comparisons = verdict::compare(plan, progress.measured());
         if self.phase() != Phase::Running {
             return comparisons;
         }
@@ -341,9 +341,9 @@ impl Progress {
         self.engines.resize(arms, Vec::new());
     }
 
-    /// What was measured of the control while an arm ran.
-    pub(super) fn control_of(&self, arm: usize) -> &ArmLedger {
-        self.controls.get(arm).and_then(Option::as_ref).unwrap_or(&self.arms[0])
+    /// What was measured of all arms.
+    pub fn measured(&self) -> Measured<'_> {
+        Measured { arms: &self.arms, controls: &self.controls }
     }
 
     /// Adds a [`Moment`], unless the last one is too recent for the spacing of the history.

@@ -275,8 +275,8 @@ fn an_arm_that_was_stopped_is_compared_with_the_control_of_its_time() {
     assert!(x.state.is_stopped(1) && x.state.phase() == Phase::Running);
     (0..20).for_each(|_| fail(&x, 2, 0));
     let progress = x.state.progress();
-    assert!(progress.control_of(1).requests() < 200);
-    assert_eq!(progress.control_of(2).requests(), 4_200);
+    assert!(progress.measured().control_of(1).requests() < 200);
+    assert_eq!(progress.measured().control_of(2).requests(), 4_200);
     let saved: Progress = serde_json::from_value(serde_json::to_value(&progress).unwrap()).unwrap();
     assert_eq!(saved, progress);
 }

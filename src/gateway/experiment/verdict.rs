@@ -24,9 +24,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::compare::{Pair, Rates, Ratio};
-use super::ledger::Quantity;
+use super::ledger::{Measured, Quantity};
 use super::plan::ExperimentPlan;
-use super::state::Progress;
 use crate::config::Sticky;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
@@ -113,16 +112,16 @@ pub struct Comparison {
 }
 
 /// Compares every arm with the control.
-pub fn compare(plan: &ExperimentPlan, progress: &Progress) -> Vec<Comparison> {
-    let others = 1..progress.arms.len().min(plan.arms.len());
-    others.map(|arm| of_arm(plan, progress, arm)).collect()
+pub fn compare(plan: &ExperimentPlan, measured: Measured<'_>) -> Vec<Comparison> {
+    let others = 1..measured.arms.len().min(plan.arms.len());
+    others.map(|arm| of_arm(plan, measured, arm)).collect()
 }
 
-fn of_arm(plan: &ExperimentPlan, progress: &Progress, arm: usize) -> Comparison {
-    let pair = pair(plan, progress, arm, OTHERS_PART);
+fn of_arm(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Comparison {
+    let pair = pair(plan, measured, arm, OTHERS_PART);
     let findings: Vec<Finding> = Quantity::ALL.iter().map(|quantity| finding(plan, &pair, *quantity)).collect();
     let sure = |pair: &Pair<'_>, rates: Rates| (rates, is_sure(pair, &rates));
-    let of_failures = self::pair(plan, progress, arm, FAILURES_PART);
+    let of_failures = self::pair(plan, measured, arm, FAILURES_PART);
     let (failures, misses) = (sure(&of_failures, of_failures.failures()), sure(&pair, pair.misses()));
     let judged = || findings.iter().filter_map(|finding| finding.conclusion);
     let conclusion = match () {
@@ -142,7 +141,7 @@ fn of_arm(plan: &ExperimentPlan, progress: &Progress, arm: usize) -> Comparison 
         quality: pair.quality().map(|rates| (rates, is_sure(&pair, &rates))),
         // How many copies there are depends on the room for them.
         mismatch: (plan.arms[arm].shadow.is_none() && !mix.contains(expected)).then_some(mix),
-        broken: guard(plan, progress, arm),
+        broken: guard(plan, measured, arm),
     }
 }
 
@@ -152,17 +151,17 @@ fn share(plan: &ExperimentPlan, arm: usize) -> f64 {
 }
 
 /// The comparison of an arm that may be wrong with this part of 1 - confidence.
-fn pair<'a>(plan: &ExperimentPlan, progress: &'a Progress, arm: usize, part: f64) -> Pair<'a> {
+fn pair<'a>(plan: &ExperimentPlan, measured: Measured<'a>, arm: usize, part: f64) -> Pair<'a> {
     let confidence = 1.0 - part * (1.0 - each_of(plan.arms.len() - 1, plan.rules.confidence));
     let clustered = plan.sticky != Sticky::Request;
     let share = (clustered && plan.arms[arm].shadow.is_none()).then(|| share(plan, arm));
-    Pair { control: progress.control_of(arm), arm: &progress.arms[arm], clustered, confidence, share }
+    Pair { control: measured.control_of(arm), arm: &measured.arms[arm], clustered, confidence, share }
 }
 
 /// The guardrail that an arm has broken. Cheap: asked after every request that failed or missed an objective.
-pub fn guard(plan: &ExperimentPlan, progress: &Progress, arm: usize) -> Option<&'static str> {
+pub fn guard(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Option<&'static str> {
     let guardrail = &plan.rules.guardrail;
-    let [surge, other] = [SURGE_PART, GUARD_PART].map(|part| pair(plan, progress, arm, part));
+    let [surge, other] = [SURGE_PART, GUARD_PART].map(|part| pair(plan, measured, arm, part));
     let (failures, misses) = (other.failures(), other.misses());
     let by = |rates: &Rates, most: f64| rates.arm - rates.control > most;
     match () {
