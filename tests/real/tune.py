@@ -112,7 +112,7 @@ def run(tuning):
     check(tried == {(None, None), *((s, t) for s in SEQS for t in SLOTS)}, f"not the grid: {tried}")
     unmeasured = [t for t in tuning.trials() if t["outcome"]["is"] not in ("measured", "worse")]
     check(not unmeasured, f"not measured: {unmeasured}")
-    check(f"best: slots={SLOTS[1]} max-num-seqs={SEQS[1]}: " in out, "32 sequences at once are not better than 4 or 8")
+    check(f"best: pool.p.slots={SLOTS[1]} max-num-seqs={SEQS[1]}: " in out, "32 sequences at once are not better than 4 or 8")
     check(not tuning.processes(), f"left behind: {tuning.processes()}")
 
 
