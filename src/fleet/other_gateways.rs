@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 
 use parking_lot::Mutex;
 
+use sluice_gateway::pool::Cordon;
+
 /// See the header of this file.
 #[derive(Debug, Default)]
 pub struct OtherGateways(Mutex<State>);
@@ -22,6 +24,16 @@ struct State {
 }
 
 impl OtherGateways {
+    /// An engine of this gateway has this cordon now.
+    pub(crate) fn follow(&self, backend: &str, cordon: Cordon) {
+        match cordon {
+            // One that rests may run until it is stopped: its pod goes when those with higher numbers are empty, too.
+            Cordon::Draining | Cordon::Idle => self.close(backend),
+            Cordon::Starting => {}
+            Cordon::Open | Cordon::Down => self.open(backend),
+        }
+    }
+
     /// The other gateways shall send no requests to this backend.
     pub fn close(&self, backend: &str) {
         let mut state = self.0.lock();
@@ -62,6 +74,22 @@ impl OtherGateways {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_drained_stays_closed_while_it_rests_and_starts_until_it_serves_or_is_given_up() {
+        let others = OtherGateways::default();
+        for cordon in [Cordon::Draining, Cordon::Idle, Cordon::Starting] {
+            others.follow("p/a", cordon);
+            assert!(others.closed().contains("p/a"), "{cordon:?}");
+        }
+        for cordon in [Cordon::Open, Cordon::Down] {
+            others.close("p/a");
+            others.follow("p/a", cordon);
+            assert!(others.closed().is_empty(), "{cordon:?}");
+        }
+        others.follow("p/a", Cordon::Idle);
+        assert!(others.closed().contains("p/a"), "one that another gateway has stopped");
+    }
 
     #[test]
     fn what_was_left_once_is_waited_for_again_when_it_is_closed_again() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::change::{RestartError, change, ensure_no_change};
-use super::registry::Registry;
+use super::registry::{Registry, Replacing};
 use super::stop::begin_stop;
 use crate::engine::context::EngineContext;
 use crate::engine::lifecycle::{ChangeRequest, Outcome, RestartBlocked, Step};
@@ -115,12 +115,16 @@ impl Rollout<'_> {
         let driver = (self.registry.maker)(spec);
         check_settings(&*driver, spec, &spec.settings).await.map_err(RolloutError::failed)?;
         // An engine whose address changes has received no requests at the old one since the reload, so waiting is pointless.
-        if context.spec().backend == spec.backend {
-            self.withdraw_when_possible(context).await?;
-        }
-        let replacing = {
-            let _one_at_a_time = self.registry.change_lock.lock().await;
-            self.registry.replace(&spec.name)
+        let withdrawn = match context.spec().backend == spec.backend {
+            true => self.withdraw_when_possible(context).await?,
+            false => None,
+        };
+        let replacing = match withdrawn {
+            Some(replacing) => replacing,
+            None => {
+                let _one_at_a_time = self.registry.change_lock.lock().await;
+                self.registry.replace(&spec.name)
+            }
         };
         if !begin_stop(self.registry, &spec.name, Some(self.generation)) {
             drop(replacing);
@@ -145,17 +149,17 @@ impl Rollout<'_> {
     }
 
     /// Returns when the engine is out of rotation, has no requests and can be replaced, or when it does not serve anyway.
-    async fn withdraw_when_possible(&self, context: &EngineContext) -> Result<(), RolloutError> {
+    async fn withdraw_when_possible(&self, context: &EngineContext) -> Result<Option<Replacing<'_>>, RolloutError> {
         loop {
             match context.step() {
                 Step::Serve => match self.withdraw(context).await {
-                    Ok(()) => return Ok(()),
+                    Ok(replacing) => return Ok(Some(replacing)),
                     Err(NotWithdrawn::Blocked(blocked)) => show_blocked(context, blocked),
                     Err(NotWithdrawn::Outdated) => return Err(RolloutError::Outdated),
                 },
                 // Requests run on it, or are about to.
                 step @ (Step::Ramp | Step::Drain) => show_blocked(context, RestartBlocked::Busy(step)),
-                _ => return Ok(()),
+                _ => return Ok(None),
             }
             self.pause().await?;
         }
@@ -163,15 +167,16 @@ impl Rollout<'_> {
 
     /// Takes the engine out of rotation and waits until its requests have finished. When that takes too long, or the other
     /// backends fail meanwhile, it is back in rotation.
-    async fn withdraw(&self, context: &EngineContext) -> Result<(), NotWithdrawn> {
-        {
+    async fn withdraw(&self, context: &EngineContext) -> Result<Replacing<'_>, NotWithdrawn> {
+        let replacing = {
             let _one_at_a_time = self.registry.change_lock.lock().await;
             ensure_no_change(self.registry, Some(&context.spec().name))?;
             self.check_replacement(context).await?;
             // Under the lock, so that no other change counts on this engine.
             context.state.lock().lifecycle.withdraw();
             context.set_cordon(Cordon::Draining);
-        }
+            self.registry.replace(&context.spec().name)
+        };
         let withdrawn = match self.until_empty(context).await {
             Ok(()) => match self.check_replacement(context).await {
                 Err(blocked @ RestartBlocked::NoReplacement(_)) => Err(blocked.into()),
@@ -182,7 +187,7 @@ impl Rollout<'_> {
         if withdrawn.is_err() {
             reinstate(context);
         }
-        withdrawn
+        withdrawn.map(|()| replacing)
     }
 
     /// Checks that other backends can serve the requests. Not required if another engine waits for this one's device; then

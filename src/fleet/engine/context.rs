@@ -193,12 +193,7 @@ impl EngineContext {
 
     /// Sets the cordon here. Other gateways learn of what is drained, until it is open again or given up.
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
-        match cordon {
-            // One that rests may run until it is stopped: its pod goes when those with higher numbers are empty, too.
-            Cordon::Draining | Cordon::Idle => self.others.close(&self.spec().name),
-            Cordon::Starting => {}
-            Cordon::Open | Cordon::Down => self.others.open(&self.spec().name),
-        }
+        self.others.follow(&self.spec().name, cordon);
         self.backend_id().map(|id| self.admission.set_cordon(id, cordon));
     }
 
