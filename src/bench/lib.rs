@@ -46,3 +46,4 @@ pub use result::record::{Outcome, Record, RunConfig, RunResult, Slo};
 pub use run::plan::RunPlan;
 pub use run::progress::Progress;
 pub use run::runner::run;
+pub use seed::nth_seed;

@@ -5,7 +5,18 @@
 
 use sluice_core::base::Rng;
 
-/// What random numbers are for.
+/// How far apart the seeds of several runs are: more than the number of purposes.
+const STRIDE: u64 = 16;
+
+/// The seed of run number `nth` (from 0) of several runs that begin with the seed `first`.
+///
+/// They are 16 apart, because the purpose is added to the seed: the next number has the numbers of this seed for another
+/// purpose, and the runs of neighbouring numbers are not independent, as intervals over runs suppose.
+pub const fn nth_seed(first: u64, nth: u64) -> u64 {
+    first.wrapping_add(nth.wrapping_mul(STRIDE))
+}
+
+/// What random numbers are for. Each is less than [`STRIDE`].
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Arrival = 1,
@@ -29,4 +40,20 @@ pub(crate) enum Purpose {
 pub(crate) fn rng_for(seed: u64, purpose: Purpose, ordinal: u64) -> Rng {
     let for_purpose = Rng::new(seed.wrapping_add(purpose as u64)).next_u64();
     Rng::new(Rng::new(for_purpose ^ ordinal).next_u64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{Purpose, nth_seed, rng_for};
+
+    #[test]
+    fn the_seeds_of_several_runs_share_no_numbers() {
+        use Purpose::{Adapter, Arrival, Class, Common, Leave, Prefix, Prompt, Session, Shuffle, Think};
+        let purposes = [Arrival, Class, Prompt, Adapter, Prefix, Common, Leave, Session, Think, Shuffle];
+        let first = |seed| purposes.map(|purpose| rng_for(seed, purpose, 0).next_u64());
+        let seen: BTreeSet<u64> = (0..20).flat_map(|run| first(nth_seed(1, run))).collect();
+        assert_eq!(seen.len(), 20 * purposes.len());
+    }
 }

@@ -16,8 +16,8 @@ use crate::measure::{Measure, Measured};
 use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
 use crate::setup::Lab;
-use sluice_bench::Record;
 use sluice_bench::result::record::Outcome;
+use sluice_bench::{Record, nth_seed};
 use sluice_core::stats::{Change, Estimate, mean};
 
 /// The most runs of one study.
@@ -28,7 +28,7 @@ const CONFIDENCE: f64 = 0.95;
 /// The options of a study.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The first seed; the others are the numbers after it.
+    /// The first seed; those of the other runs follow it, as [`nth_seed`] says.
     pub seed: u64,
     /// Number of seeds.
     pub seeds: u64,
@@ -91,7 +91,7 @@ impl Study {
                 return Err(LabError::NoClass(measure.to_string(), classes.join(", ")));
             }
         }
-        let seeds: Vec<u64> = (0..options.seeds.max(1)).map(|at| options.seed.wrapping_add(at)).collect();
+        let seeds: Vec<u64> = (0..options.seeds.max(1)).map(|at| nth_seed(options.seed, at)).collect();
         let count = labs.len().saturating_mul(seeds.len());
         if count > MAX_RUNS {
             return Err(LabError::Sweep(format!("{count} runs are more than {MAX_RUNS}; give fewer seeds or values")));

@@ -32,14 +32,24 @@ pub fn rows(study: &Study) -> Vec<Vec<String>> {
 pub fn text(study: &Study) -> String {
     let mut text = if study.title.is_empty() { String::new() } else { format!("{}\n", study.title) };
     text += &aligned(&rows(study));
-    let (seeds, first) = (study.seeds.len(), study.seeds.first().copied().unwrap_or(0));
-    text += &match seeds {
-        1 => format!("1 run of each variant, seed {first}; for intervals use --seeds 5 or more\n"),
+    text += &match study.seeds[..] {
+        [first] => format!("1 run of each variant, seed {first}; for intervals use --seeds 5 or more\n"),
         _ => format!(
-            "{seeds} seeds from {first}; +-: half-width of the 95 % interval; ~: the change may be chance (its interval contains 0)\n"
+            "{} seeds ({}); +-: half-width of the 95 % interval; ~: the change may be chance (its interval contains 0)\n",
+            study.seeds.len(),
+            seeds(&study.seeds)
         ),
     };
     text
+}
+
+/// The seeds of several runs: the first two and the last.
+fn seeds(seeds: &[u64]) -> String {
+    let shown: Vec<String> = seeds.iter().map(u64::to_string).collect();
+    match &shown[..] {
+        [first, second, .., last] if shown.len() > 3 => format!("{first}, {second}, .. {last}"),
+        _ => shown.join(", "),
+    }
 }
 
 /// Aligns columns: the first to the left, the others to the right.

@@ -17,6 +17,7 @@ use crate::script_verdict;
 use crate::setting::Setting;
 use crate::trial::{Certified, Effort, Outcome, Trial};
 use crate::unmet::unmet;
+use sluice_bench::nth_seed;
 use sluice_bench::search::{SearchEnd, SearchGoal, SearchResult, TrialLoad, TrialRecord, resume_rate, validate};
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, mean};
@@ -252,7 +253,7 @@ async fn measure<S: System>(
     let others = usize::from(goal.against.is_some());
     let mut values: Vec<Vec<f64>> = Vec::new();
     for run in 0..runs {
-        let (observed, seconds) = system.observe(goal.seed.wrapping_add(holdout).wrapping_add(run as u64)).await?;
+        let (observed, seconds) = system.observe(nth_seed(goal.seed.wrapping_add(holdout), run as u64)).await?;
         trial.loads += 1;
         trial.seconds += seconds;
         trial.requests += system.last().map_or(0, |result| result.requests.len() as u64);

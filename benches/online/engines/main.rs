@@ -3,7 +3,7 @@
 //!
 //! The binary that `cargo bench --no-run -p sluice-lab --bench engines` names reads only the files that it is given (and
 //! `config/one-pool.toml`, which these name), so it runs on any machine with the folder `config`. `--from SEED --seeds N --jobs N`
-//! run N seeds from SEED on; a line is written when a run has ended.
+//! run N seeds, SEED and every sixteenth number after it; a line is written when a run has ended.
 //!
 //! ```sh
 //! cd config/lab/tuner/engines
@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use sluice_bench::nth_seed;
 use sluice_bench::result::record::Outcome;
 use sluice_core::meter::slo::Timings;
 use sluice_core::stats::quantile::percentile;
@@ -75,9 +76,8 @@ fn all<T: Send>(
     of: impl Fn(&Lab, &LabRun, u64) -> T + Sync,
     line: impl Fn(usize, u64, &T) -> String + Sync,
 ) -> Vec<Vec<T>> {
-    let jobs: Vec<(usize, u64)> = (0..labs.len())
-        .flat_map(|lab| (options.from..options.from + options.seeds).map(move |seed| (lab, seed)))
-        .collect();
+    let jobs: Vec<(usize, u64)> =
+        (0..labs.len()).flat_map(|lab| (0..options.seeds).map(move |run| (lab, nth_seed(options.from, run)))).collect();
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..options.jobs {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use sluice_bench::nth_seed;
 use sluice_core::meter::slo::Timings;
 use sluice_lab::{Forecaster, Lab, LabRun, Scenario, Variant, run};
 
@@ -149,7 +150,7 @@ fn load(scenario: &Scenario, options: &Options) -> Result<(), Box<dyn std::error
 /// Mean attainment in the second half, and changes kept, tried and tried in the second half, over the seeds.
 fn means(labs: &[Lab], options: &Options) -> Vec<(f64, [f64; 3])> {
     let jobs: Vec<(usize, u64)> =
-        (0..labs.len()).flat_map(|lab| (1..=options.seeds).map(move |seed| (lab, seed))).collect();
+        (0..labs.len()).flat_map(|lab| (0..options.seeds).map(move |run| (lab, nth_seed(1, run)))).collect();
     let (next, sums) = (AtomicUsize::new(0), Mutex::new(vec![(0.0, [0.0; 3]); labs.len()]));
     std::thread::scope(|scope| {
         for _ in 0..options.jobs {

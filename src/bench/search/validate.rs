@@ -11,6 +11,7 @@ use sluice_core::stats::{Estimate, proportion};
 use super::judge::Judge;
 use super::system::SystemUnderTest;
 use super::trial::{SearchGoal, Trial, TrialKind, TrialLoad, TrialRule, TrialVerdict};
+use crate::seed::nth_seed;
 
 /// A rate that does not hold is lowered to this share.
 const STEP_DOWN: f64 = 0.985;
@@ -54,7 +55,7 @@ pub async fn validate<S: SystemUnderTest>(
             // A sample counts every miss, where a proof ends at the first that is too many for it alone.
             let rule = TrialRule { kind: TrialKind::Sample, ..goal.rule(rate, TrialKind::Proof) };
             let mut judge = Judge::new(rule);
-            let seed = goal.seed.wrapping_add(proofs as u64);
+            let seed = nth_seed(goal.seed, proofs as u64);
             let trial =
                 Trial { load: TrialLoad::Rate(rate), requests: judge.max_requests(), warmup: rule.warmup, seed };
             system.run(&trial, &mut judge).await?;

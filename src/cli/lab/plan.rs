@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::bench::nth_seed;
 use crate::bench::search::{SearchResult, TrialReport};
 use crate::cli::bench::find_rate::text;
 use crate::lab::plan::{PlanResult, plan};
@@ -29,7 +30,7 @@ pub(super) struct PlanArgs {
     /// Runs of each trial [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
-    /// The first seed
+    /// The first seed; the others are 16 apart
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Print JSON instead of the table
@@ -87,7 +88,7 @@ fn finish(text: Result<String, LabError>) -> ExitCode {
 fn plan_results(args: &PlanArgs) -> Result<(Prices, Vec<PlanResult>), LabError> {
     let scenario = Scenario::load(&args.file)?;
     let prices = args.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::load)?;
-    let seeds: Vec<u64> = (0..args.seeds.unwrap_or(scenario.file.seeds)).map(|at| args.seed.wrapping_add(at)).collect();
+    let seeds: Vec<u64> = (0..args.seeds.unwrap_or(scenario.file.seeds)).map(|at| nth_seed(args.seed, at)).collect();
     let results = plan(&scenario, &prices, &seeds, |candidate, load, engines, attainment| {
         eprintln!("{candidate}, traffic {load}x, engines {engines}: {attainment:.1} % meet their objectives");
     })?;

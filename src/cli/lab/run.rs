@@ -26,7 +26,7 @@ pub(super) struct RunArgs {
     /// Runs of each variant [default: seeds in the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
-    /// The first seed
+    /// The first seed; the others are 16 apart
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Change the gateway's configuration in all variants (repeatable)
