@@ -114,6 +114,22 @@ fn an_engine_that_slows_down_takes_longer_and_gets_less() {
 }
 
 #[test]
+fn an_engine_that_was_slow_for_a_while_gets_its_share_again() {
+    let mut engines = engines(2, &[]);
+    let change = |engine: EngineSetup, at, change| engine.changing(Duration::from_secs(at), change);
+    engines[1] = change(engines[1].clone(), 5, EngineChange::Slower(8.0));
+    engines[1] = change(engines[1].clone(), 30, EngineChange::Slower(1.0));
+    let class = Class::new("short", Length::Exactly(300), Length::Exactly(16), 1.0);
+    let workload = Workload::of_classes(MODEL, vec![class], 0);
+    let load = RunPlan::new(workload, Arrival::Poisson { rate: 60.0 }, Extent::Lasting(Duration::from_secs(180)));
+    let run = run(&Lab::new(config(2, ""), engines, vec![load]), 1).unwrap();
+    let late: Vec<_> = run.result.requests.iter().filter(|record| record.sent > 120.0).collect();
+    let on_it = late.iter().filter(|record| record.backend.as_deref() == Some("gpu1")).count();
+    let share = on_it as f64 / late.len() as f64;
+    assert!((0.4..0.6).contains(&share), "90 s after it was slow it gets {share:.3}");
+}
+
+#[test]
 fn an_engine_that_stops_breaks_its_streams_and_the_other_serves_what_has_not_begun() {
     let mut engines = engines(2, &[]);
     let (down, up) = (Duration::from_secs(4), Duration::from_secs(8));

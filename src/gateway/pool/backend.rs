@@ -258,13 +258,18 @@ impl BackendState {
     /// Its engine was replaced by one that is ready: neither the health nor the speed of the old one counts.
     pub(super) fn engine_replaced(&mut self, now: Instant) {
         self.health = BackendHealth::default();
+        self.forget_engine(now);
+        self.health.probe_ok(now);
+        self.max_model_len = None;
+    }
+
+    /// Its engine has started again: what the old one had and how fast it was no longer counts.
+    pub(super) fn forget_engine(&mut self, now: Instant) {
         self.seconds_per_token = None;
         self.load.learned = Learned::default();
         self.cache.clear();
         self.adapters.clear();
         self.prefill_rate = PrefillRate::new(now);
-        self.health.probe_ok(now);
-        self.max_model_len = None;
     }
 
     /// What a choice sees of it until it changes, with times in seconds since `epoch`.

@@ -73,7 +73,14 @@ impl EngineLoad {
 
     /// Seconds of prefill of `tokens` at this engine's pace.
     fn prefill(&self, tokens: u64) -> f64 {
-        tokens as f64 * PROMPT_TOKEN * self.learned.prefill.ratio().unwrap_or(1.0)
+        tokens as f64 * PROMPT_TOKEN * self.pace()
+    }
+
+    /// The pace of its prefill when it was last granted a request. Only large prompts show it: where none has come for a while, that
+    /// of its decoding stands in, so that an engine which was slow once does not count as slow for as long as prompts are small.
+    fn pace(&self) -> f64 {
+        let Learned { prefill, decode, .. } = &self.learned;
+        prefill.ratio_at(self.at).or_else(|| decode.ratio_at(self.at)).unwrap_or(1.0)
     }
 
     /// Two times in seconds: until the prefills of large prompts are expected to be over, and until those of small prompts are.
@@ -119,10 +126,10 @@ impl EngineLoad {
     /// Learns from the time to first token of one prompt, of which `computed_tokens` were not in the prefix cache and before
     /// which there was a backlog of `ahead` seconds.
     pub(super) fn observe_first_token(&mut self, computed_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
-        let (ttft, learned) = (ttft.as_secs_f64(), &mut self.learned);
+        let (ttft, pace, learned) = (ttft.as_secs_f64(), self.pace(), &mut self.learned);
         if computed_tokens >= LARGE_PROMPT {
             // `ahead` is in seconds of this engine; `observe` takes the seconds that the reference needs.
-            let ahead = ahead / learned.prefill.ratio().unwrap_or(1.0);
+            let ahead = ahead / pace;
             learned.prefill.observe(ttft, computed_tokens as f64 * PROMPT_TOKEN + FIRST_TOKEN + ahead, now);
         } else if ahead > 0.0 {
             let longer = (ttft - learned.undisturbed).max(0.0);

@@ -61,9 +61,10 @@ impl EngineCache {
         self.blocks = u32::try_from(tokens / BLOCK).unwrap_or(u32::MAX).min(BLOCKS_MAX - 1);
     }
 
-    /// It is empty.
+    /// It is empty, and what was learned of it is forgotten: another engine may cache less, or report nothing.
     pub(super) fn clear(&mut self) {
         self.written = self.written.wrapping_add(BLOCKS_MAX);
+        (self.trust, self.reports) = (1.0, false);
     }
 
     /// The engine writes so many tokens.

@@ -413,7 +413,7 @@ impl AdmissionState {
         // An engine that was away has probably started again.
         let was_away = matches!(before, Phase::Down | Phase::Ejected { fault: BackendFault::Connect, .. });
         if was_away && before != after {
-            found.cache.clear();
+            found.forget_engine(now);
         }
         self.dispatch(backend, wakers);
         (before != after).then_some((before, after))

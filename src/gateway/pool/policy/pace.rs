@@ -3,8 +3,8 @@
 //! The reference knows the load (see `cost.rs`), so equal engines have about the same pace however busy they are. Their
 //! difference is then noise, and counts as none up to [`NOISE`]: work goes to the emptier one of two equal engines, not to
 //! the luckier. A pace ages: a backend that was once slow gets few requests, so few observations would correct its pace.
-//! While there are none, its difference from the fastest falls, to half after [`HALF_LIFE`], and after [`FORGOTTEN`] it counts as
-//! unmeasured. An unmeasured engine counts as the fastest, so it gets one request and is measured again.
+//! While there are none, its difference from the fastest falls, to half after [`HALF_LIFE`], and what was observed before counts
+//! less in the next observation; after [`FORGOTTEN`] it counts as unmeasured. An unmeasured engine counts as the fastest, so it gets one request and is measured again.
 
 use std::time::Duration;
 
@@ -39,13 +39,17 @@ impl Pace {
         if !(observed.is_finite() && expected.is_finite() && observed > 0.0 && expected > 0.0) {
             return;
         }
-        if self.at.is_none_or(|at| now.saturating_duration_since(at) >= FORGOTTEN) {
+        let age = self.at.map_or(FORGOTTEN, |at| now.saturating_duration_since(at));
+        if age >= FORGOTTEN {
             *self = Self::default();
         }
+        // What is old counts less: else the one request that an engine gets when its pace has aged would make all of it count
+        // again, as if it had been seen just now.
+        let keep = KEEP * 0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64());
         let known = self.ratio().unwrap_or(observed / expected);
         let likely = (expected * known / ODD, expected * known * ODD);
-        self.observed = KEEP * self.observed + observed.clamp(likely.0, likely.1);
-        self.expected = KEEP * self.expected + expected;
+        self.observed = keep * self.observed + observed.clamp(likely.0, likely.1);
+        self.expected = keep * self.expected + expected;
         self.ratio = self.observed / self.expected;
         self.at = Some(now);
     }
@@ -53,6 +57,11 @@ impl Pace {
     /// Observed time divided by expected time; `None` before the first observation.
     pub fn ratio(&self) -> Option<f64> {
         (self.ratio > 0.0).then_some(self.ratio)
+    }
+
+    /// The same at the time `now`: `None` also if the last observation is [`FORGOTTEN`].
+    pub fn ratio_at(&self, now: Instant) -> Option<f64> {
+        self.ratio().filter(|_| self.at.is_some_and(|at| now.saturating_duration_since(at) < FORGOTTEN))
     }
 
     /// What the policies see of it, with times in seconds since `epoch`.
@@ -160,6 +169,19 @@ mod tests {
         let mut again = slow;
         again.observe(1.0, 1.0, now + FORGOTTEN);
         assert_eq!(again.ratio(), Some(1.0), "after a pause the past says little");
+    }
+
+    /// A backend that was slow for a while gets a request now and then. It must not need twenty of them to be known as fast again.
+    #[test]
+    fn a_slow_past_counts_less_the_older_it_is() {
+        let now = Instant::now();
+        let mut pace = paced(5.0, now);
+        for request in 1..=4 {
+            pace.observe(1.0, 1.0, now + request * 2 * HALF_LIFE);
+        }
+        assert!(pace.ratio().unwrap() < NOISE, "{pace:?}");
+        assert_eq!(pace.ratio_at(now + 9 * HALF_LIFE), pace.ratio());
+        assert_eq!(pace.ratio_at(now + 8 * HALF_LIFE + FORGOTTEN), None);
     }
 
     #[test]

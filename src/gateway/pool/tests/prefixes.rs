@@ -81,6 +81,12 @@ fn an_engine_that_starts_again_has_nothing() {
     fixture.admission.record_probe(home, false, fixture.now);
     fixture.admission.record_probe(home, true, fixture.now);
     assert_eq!(fixture.served(&conversation).1, 0, "it was away");
+    fixture.sent(&conversation).observe_cached(8_000, Some(7_984));
+    fixture.sent(&conversation).observe_cached(8_000, None);
+    fixture.admission.engine_replaced(home, fixture.now);
+    fixture.served(&conversation);
+    fixture.sent(&conversation).observe_cached(8_000, None);
+    assert_eq!(fixture.served(&conversation).1, 7_999, "the new engine has reported nothing yet");
 }
 
 #[test]
