@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
+use http::header::RETRY_AFTER;
 use memchr::memmem::Finder;
 use tokio::time::{Instant, sleep_until};
 
@@ -29,6 +30,7 @@ pub(crate) struct LabClient {
     leave_after: Option<u32>,
     deadline: Option<Instant>,
     status: Option<StatusCode>,
+    retry_after: Option<Duration>,
     events: u32,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -50,6 +52,7 @@ impl LabClient {
             leave_after,
             deadline: timeout.map(|timeout| sent + timeout),
             status: None,
+            retry_after: None,
             events: 0,
             first: None,
             last: None,
@@ -59,6 +62,11 @@ impl LabClient {
             left: false,
             timed_out: false,
         }
+    }
+
+    /// What the response said in `Retry-After`.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// Fills in the record of the request: what this client measured, and pool, backend and queue wait from the gateway.
@@ -117,6 +125,8 @@ fn reason(status: Option<StatusCode>, outcome: Option<GatewayOutcome>) -> String
 impl Downstream for LabClient {
     async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         self.status = Some(head.status);
+        let seconds = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        self.retry_after = seconds.map(Duration::from_secs);
         Ok(())
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Ended {
     pub(crate) traffic: usize,
     pub(crate) record: Record,
     pub(crate) conversation: Option<Box<Conversation>>,
+    /// `Retry-After` of the response.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 /// The request as an engine parses it.
@@ -95,6 +97,7 @@ impl Job {
         self.flow.run(incoming, &mut client).await;
         // `run` wrote the record just before it returned; no other task has run since.
         let gateway = self.flow.recorder().take();
+        let retry_after = client.retry_after();
         client.complete(&mut record, gateway.as_deref(), request.output_tokens);
         record.ended = seconds(self.start.elapsed());
         {
@@ -109,6 +112,6 @@ impl Job {
         if let Some(conversation) = &mut conversation {
             conversation.respond(WORD.repeat(request.output_tokens as usize), u64::from(request.output_tokens));
         }
-        self.ended.lock().push(Ended { traffic, record, conversation });
+        self.ended.lock().push(Ended { traffic, record, conversation, retry_after });
     }
 }

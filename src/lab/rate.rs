@@ -85,7 +85,7 @@ impl SystemUnderTest for Simulated {
         let traffic = &mut lab.traffic[0];
         traffic.arrival = match trial.load {
             TrialLoad::Stream => Arrival::ClosedLoop { concurrency: 1 },
-            // With more streams than slots, each shed request would be replaced by another at the same virtual time, forever.
+            // More streams than slots would only wait, or be shed and count among the requests of the trial.
             TrialLoad::Saturated(streams) => {
                 Arrival::ClosedLoop { concurrency: slots.min(u32::try_from(streams).unwrap_or(u32::MAX)) }
             }

@@ -29,7 +29,7 @@ use crate::upstream::LabUpstream;
 use sluice_bench::load::conversation::Conversation;
 use sluice_bench::load::workload::LoadRequest;
 use sluice_bench::result::record::ServerSide;
-use sluice_bench::{Arrival, Extent, Record, RunConfig, RunResult};
+use sluice_bench::{Arrival, Extent, Record, RunResult};
 use sluice_core::base::{BackendId, Rng};
 use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
@@ -47,6 +47,8 @@ const EVENT_INTERVAL: u32 = 1 << 30;
 const SCALE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two looks of the online tuner.
 const TUNER_INTERVAL: Duration = Duration::from_secs(1);
+/// In a closed loop, a client whose request failed sends the next one so much later, or as `Retry-After` says.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Requests of traffic number k (from 0) are numbered from k times this.
 const INDEX_STRIDE: u64 = 1 << 40;
 
@@ -133,8 +135,8 @@ struct Simulation {
     start: Instant,
     /// tokio's clock, from the start.
     clock: Duration,
-    /// Time of the last arrival that was drawn in advance.
-    last_arrival: Duration,
+    /// Time of the last request that is known: sent, or in the event queue.
+    last_request: Duration,
     /// Arrivals of each traffic that were added to the event queue.
     arrivals: Vec<u64>,
     records: Vec<Record>,
@@ -186,7 +188,7 @@ impl Simulation {
             backends,
             start,
             clock: Duration::ZERO,
-            last_arrival: Duration::ZERO,
+            last_request: Duration::ZERO,
             arrivals: vec![0; lab.traffic.len()],
             records: Vec::new(),
             in_flight: BTreeMap::new(),
@@ -219,7 +221,7 @@ impl Simulation {
                 _ => plan.arrival.schedule(plan.extent, seed.wrapping_add(traffic as u64 * INDEX_STRIDE))?,
             };
             self.arrivals[traffic] = schedule.len() as u64;
-            self.last_arrival = self.last_arrival.max(schedule.last().copied().unwrap_or_default());
+            self.last_request = self.last_request.max(schedule.last().copied().unwrap_or_default());
             for (ordinal, at) in (0u64..).zip(schedule) {
                 self.events.add(at, Event::Arrival { traffic, ordinal });
             }
@@ -227,20 +229,22 @@ impl Simulation {
         Ok(())
     }
 
+    /// Adds an event that sends a request.
+    fn add_request(&mut self, at: Duration, event: Event) {
+        self.last_request = self.last_request.max(at);
+        self.events.add(at, event);
+    }
+
     async fn run(mut self, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
         if self.tuner.is_some() {
             // A canary gets copies of requests.
             tokio::spawn(Arc::clone(&self.flow).serve_copies());
         }
-        let mut deadline = self.last_arrival + self.lab.give_up_after;
         while self.events.has_requests() || !self.in_flight.is_empty() {
-            if self.lab.traffic.iter().any(|plan| matches!(plan.arrival, Arrival::ClosedLoop { .. })) {
-                deadline = self.clock + self.lab.give_up_after;
-            }
             let next = [self.cluster.next_at(), self.events.next_at()].into_iter().flatten().min();
             let limit = if self.in_flight.is_empty() { Duration::MAX } else { self.clock + TIMER_STEP };
             let now = next.unwrap_or(limit).min(limit);
-            if now > deadline {
+            if now > self.last_request + self.lab.give_up_after {
                 break;
             }
             if self.process_due(now) || now == limit {
@@ -278,31 +282,39 @@ impl Simulation {
         tokio::time::advance(now.saturating_sub(self.clock)).await;
         self.clock = now.max(self.clock);
         let ended = std::mem::take(&mut *self.ended.lock());
-        for Ended { traffic, record, conversation } in ended {
+        for Ended { traffic, record, conversation, retry_after } in ended {
             self.in_flight.remove(&record.index);
             let completed = record.is_completed();
+            // Without a pause, what is refused at once would be repeated at the same time for ever.
+            let at_once = !record.is_failed() && record.ended > record.sent;
+            let pause = if at_once { Duration::ZERO } else { retry_after.unwrap_or_default().max(RETRY_AFTER) };
             self.records.push(record);
             let sessions = self.lab.traffic[traffic].sessions;
             if let (Some(conversation), Some(sessions), true) = (conversation, sessions, completed) {
                 let think = conversation.think(&self.lab.traffic[traffic].workload, &sessions);
                 self.events.add(self.clock + think, Event::Turn { traffic, conversation });
             } else {
-                self.repeat(traffic);
+                self.repeat(traffic, pause);
             }
         }
     }
 
-    /// In a closed loop, schedules the next request after one has ended.
-    fn repeat(&mut self, traffic: usize) {
-        let plan = &self.lab.traffic[traffic];
+    /// In a closed loop, schedules the next request, `pause` after one has ended.
+    fn repeat(&mut self, traffic: usize, pause: Duration) {
+        let (plan, at) = (&self.lab.traffic[traffic], self.clock + pause);
+        if !matches!(plan.arrival, Arrival::ClosedLoop { .. }) {
+            return;
+        }
         let more = match plan.extent {
             Extent::Requests(count) => self.arrivals[traffic] < count,
-            Extent::Lasting(length) => self.clock < length,
+            Extent::Lasting(length) => at < length,
         };
-        if more && matches!(plan.arrival, Arrival::ClosedLoop { .. }) {
+        // As long as requests end, the loop goes on.
+        self.last_request = self.last_request.max(self.clock);
+        if more {
             let ordinal = self.arrivals[traffic];
             self.arrivals[traffic] += 1;
-            self.events.add(self.clock, Event::Arrival { traffic, ordinal });
+            self.add_request(at, Event::Arrival { traffic, ordinal });
         }
     }
 
@@ -399,7 +411,7 @@ impl Simulation {
         let next = plan.sessions.and_then(|sessions| conversation.next_turn(&plan.workload, &sessions));
         match next {
             Some(request) => self.send(now, traffic, conversation.ordinal(), request, due, Some(conversation)),
-            None => self.repeat(traffic),
+            None => self.repeat(traffic, Duration::ZERO),
         }
     }
 
@@ -479,22 +491,5 @@ impl Simulation {
             state.requests.is_empty() && state.engines.iter().all(|engine| engine.streams() == 0),
             "an exchange was not closed"
         );
-    }
-}
-
-impl Lab {
-    /// The configuration that is saved with a result.
-    fn run_config(&self) -> RunConfig {
-        let urls = self.engines.iter().map(|engine| engine.backend.clone()).collect();
-        let first = &self.traffic[0];
-        let mut config = first.config(urls, first.workload.api.path());
-        "sluice lab".clone_into(&mut config.backend);
-        config.adapters = self.adapters();
-        for other in &self.traffic[1..] {
-            config.classes.extend(other.workload.class_configs());
-            config.request_rate = config.request_rate.zip(other.arrival.rate()).map(|(one, two)| one + two);
-            "mixed".clone_into(&mut config.arrival);
-        }
-        config
     }
 }

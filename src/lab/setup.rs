@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
-use sluice_bench::RunPlan;
+use sluice_bench::{RunConfig, RunPlan};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_gateway::config::{Config, Endpoint};
 use sluice_online::{Answer, EngineFlag, Flags, LimitsQuestion, Question};
 use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
 
-/// Virtual time after the last arrival at which a run ends, even if requests are still unfinished.
+/// Virtual time after the last request was sent at which a run ends, even if requests are still unfinished.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(3600);
 
 /// The setup of a simulation.
@@ -28,7 +28,8 @@ pub struct Lab {
     pub traffic: Vec<RunPlan>,
     /// Time after which a client that has no complete response leaves.
     pub client_timeout: Option<Duration>,
-    /// Virtual time after the last arrival at which the run ends. Requests that still wait or run are unfinished.
+    /// Virtual time after the last request was sent (in a closed loop also: after the last one ended) at which the run ends. Requests
+    /// that still wait or run are unfinished.
     pub give_up_after: Duration,
     /// Whether the gateway runs the engines: then it gives an engine no more sequences than its `max-num-seqs`.
     pub launched: bool,
@@ -118,7 +119,7 @@ pub enum EngineChange {
 }
 
 impl Lab {
-    /// A setup whose runs end [`GIVE_UP_AFTER`] after the last arrival.
+    /// A setup whose runs end [`GIVE_UP_AFTER`] after the last request was sent.
     pub fn new(config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
         Self {
             config: Arc::new(config),
@@ -222,6 +223,21 @@ impl Lab {
     pub(crate) fn class_offset(&self, traffic: usize) -> u32 {
         let before = &self.traffic[..traffic];
         before.iter().map(|traffic| traffic.workload.class_configs().len() as u32).sum()
+    }
+
+    /// The configuration that is saved with a result.
+    pub(crate) fn run_config(&self) -> RunConfig {
+        let urls = self.engines.iter().map(|engine| engine.backend.clone()).collect();
+        let first = &self.traffic[0];
+        let mut config = first.config(urls, first.workload.api.path());
+        "sluice lab".clone_into(&mut config.backend);
+        config.adapters = self.adapters();
+        for other in &self.traffic[1..] {
+            config.classes.extend(other.workload.class_configs());
+            config.request_rate = config.request_rate.zip(other.arrival.rate()).map(|(one, two)| one + two);
+            "mixed".clone_into(&mut config.arrival);
+        }
+        config
     }
 }
 

@@ -3,6 +3,7 @@
 mod autoscale;
 mod experiments;
 mod faults;
+mod loops;
 mod measured;
 mod engine_tuner;
 mod records;
