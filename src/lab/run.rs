@@ -292,7 +292,7 @@ impl Simulation {
             let sessions = self.lab.traffic[traffic].sessions;
             if let (Some(conversation), Some(sessions), true) = (conversation, sessions, completed) {
                 let think = conversation.think(&self.lab.traffic[traffic].workload, &sessions);
-                self.events.add(self.clock + think, Event::Turn { traffic, conversation });
+                self.add_request(self.clock + think, Event::Turn { traffic, conversation });
             } else {
                 self.repeat(traffic, pause);
             }
@@ -454,11 +454,13 @@ impl Simulation {
     fn result(self) -> LabRun {
         #[cfg(test)]
         self.check_released();
-        let Self { lab, mut records, in_flight, cluster, clock, learned, tuner, scaler, flow, backends, .. } = self;
+        let Self {
+            lab, events, mut records, in_flight, cluster, clock, learned, tuner, scaler, flow, backends, ..
+        } = self;
         let experiments = learned.experiments.all();
         let experiments = experiments.iter().map(|experiment| ExperimentReport::new(experiment, false)).collect();
         let duration = records.iter().map(|record| record.ended).fold(0.0, f64::max);
-        let partial = !in_flight.is_empty();
+        let partial = !in_flight.is_empty() || events.has_requests();
         records.extend(in_flight.into_values().map(|record| Record { ended: seconds(clock), ..record }));
         records.sort_unstable_by_key(|record| record.index);
         let mut engines = cluster.take_stats();

@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use super::{MODEL, config, engines};
+use crate::run::run_until;
 use crate::{EngineChange, Lab, run};
-use sluice_bench::{Arrival, Class, Extent, Length, RunPlan, Workload};
+use sluice_bench::{Arrival, Class, Extent, Length, RunPlan, Sessions, Workload};
 
 fn plan(arrival: Arrival, extent: Extent) -> RunPlan {
     let class = Class::new("short", Length::Exactly(100), Length::Exactly(20), 1.0);
@@ -44,4 +45,19 @@ fn a_closed_loop_ends_when_its_engine_has_stopped_or_hangs() {
         assert!(sent.len() - completed <= 4 * 80 + 8, "{} of {}", completed, sent.len());
         assert!(run.result.duration < 45.0, "{change:?}: {}", run.result.duration);
     }
+}
+
+#[test]
+fn a_conversation_has_all_of_its_turns_however_long_its_user_thinks() {
+    let arrival = || plan(Arrival::Poisson { rate: 1.0 }, Extent::Requests(5));
+    let sessions = Sessions { turns: Length::Exactly(12), later: None, think: 1_200.0 };
+    let mut plan = RunPlan { sessions: Some(sessions), ..arrival() };
+    plan.workload = plan.workload.with_text_prompts();
+    let lab = Lab::new(config(1, ""), engines(1, &[]), vec![plan]);
+    let all = run(&lab, 1).unwrap();
+    assert_eq!((all.result.requests.len(), all.result.partial), (60, false));
+    assert!(all.result.duration > 3_600.0, "{}", all.result.duration);
+    // The first turn has ended, and the second has not begun.
+    let some = run_until(&lab, 1, &mut |_| true).unwrap();
+    assert!(some.result.requests.len() < 60 && some.result.partial);
 }
