@@ -213,7 +213,7 @@ pub struct TrafficTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassTable {
-    /// Its name in reports.
+    /// Its name in reports. Classes of the same name are one in measures; `all` means all requests.
     pub name: String,
     /// Requests per second. Either all classes of a traffic have a rate, or none has.
     pub rate: Option<f64>,

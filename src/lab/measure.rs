@@ -13,7 +13,8 @@
 //! | `engines` | | the same divided by the time: how many there were on average |
 //! | `preemptions` | | sequences that were preempted for lack of KV blocks |
 //!
-//! CLASS is the name of a class, or `all`. STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are those of
+//! CLASS is the name of a class, or `all`: all requests, also if a class has that name, as that of a trace does. Classes of the same name
+//! in several `[[traffic]]` are one. STAT is `mean`, `max` or a percentile such as `p99` or `p99.9`. Formulas are those of
 //! `sluice bench`.
 
 use std::fmt;
@@ -224,8 +225,9 @@ impl<'a> Measured<'a> {
 
     /// The value of a measure in its unit; NaN if the run has no data for it.
     pub fn value(&self, measure: &Measure) -> f64 {
-        let class = self.classes.iter().find(|(name, _)| *name == measure.class).map(|(_, metrics)| metrics);
-        let Some(metrics) = class.or((measure.class == ALL).then_some(&self.all)) else { return f64::NAN };
+        let of_class = || self.classes.iter().find(|(name, _)| *name == measure.class).map(|(_, metrics)| metrics);
+        let metrics = if measure.class == ALL { Some(&self.all) } else { of_class() };
+        let Some(metrics) = metrics else { return f64::NAN };
         match measure.kind {
             Kind::Latency(latency, statistic) => {
                 let distribution = match latency {
@@ -295,6 +297,7 @@ impl Statistic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_bench::result::record::{ClassConfig, RunConfig};
     use sluice_bench::{Outcome, Record};
 
     #[test]
@@ -315,6 +318,18 @@ mod tests {
         let requests = ended.into_iter().chain([of(Outcome::Unfinished), of(Outcome::Unfinished), of(Outcome::Left)]);
         let result = RunResult { requests: requests.collect(), ..RunResult::default() };
         assert_eq!(Measured::of_real(&result).value(&"all.attainment".parse().unwrap()), 25.0);
+    }
+
+    #[test]
+    fn all_means_all_requests_and_a_name_all_classes_that_have_it() {
+        let class = |name: &str| ClassConfig { name: name.into(), ..ClassConfig::default() };
+        let config = RunConfig { classes: ["all", "short", "short"].map(class).to_vec(), ..RunConfig::default() };
+        let of_class = |class| Record { class, outcome: Outcome::Completed, ..Record::default() };
+        let requests = [0, 1, 2, 2].map(of_class).to_vec();
+        let result = RunResult { requests, config, duration: 1.0, ..RunResult::default() };
+        let value = |measure: &str| Measured::of_real(&result).value(&measure.parse().unwrap());
+        assert_eq!([value("all.rate"), value("short.rate")], [4.0, 3.0]);
+        assert!(value("long.rate").is_nan());
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! Statistics of slices of a run. A slice is the requests of one class, adapter, pool, backend or arm.
 //!
 //! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to that of the run. A request
-//! without a response from a gateway belongs to no pool, backend or arm. There is one slice for each name that occurs.
+//! without a response from a gateway belongs to no pool, backend or arm. There is one slice for each name that occurs: classes of the
+//! same name, as two kinds of traffic may have, are one slice, in which each request is judged by the objectives of its own class.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
 use crate::result::metrics::Metrics;
-use crate::result::record::{Outcome, Record, RunResult};
+use crate::result::record::{ClassConfig, Outcome, Record, RunResult};
 use crate::result::vllm_keys::metric_keys;
 use sluice_core::stats::{Estimate, proportion};
 
@@ -47,10 +48,10 @@ impl SliceBy {
         let named = |name: &Option<std::sync::Arc<str>>| name.as_deref().map(|name| (0, name.to_owned()));
         match self {
             Self::Class => {
-                let class = record.class as usize;
-                let name =
-                    result.config.classes.get(class).map_or_else(|| "all".to_owned(), |class| class.name.clone());
-                Some((class, name))
+                let (classes, class) = (&result.config.classes, record.class as usize);
+                let Some(ClassConfig { name, .. }) = classes.get(class) else { return Some((class, "all".to_owned())) };
+                let first = classes.iter().position(|other| other.name == *name);
+                Some((first.unwrap_or(class), name.clone()))
             }
             Self::Adapter if result.config.adapters.is_empty() => None,
             Self::Adapter => {
@@ -121,7 +122,7 @@ pub fn slice_json(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::record::{ClassConfig, RunConfig, Slo};
+    use crate::result::record::{RunConfig, Slo};
 
     fn run() -> RunResult {
         let record = |class, adapter, pool: Option<&str>, outcome| Record {
@@ -165,6 +166,16 @@ mod tests {
         let rates: f64 =
             slices(&run(), SliceBy::Class).iter().map(|(_, slice)| slice.per_second(slice.completed)).sum();
         assert_eq!(rates, 1.5);
+    }
+
+    #[test]
+    fn classes_of_the_same_name_are_one_slice_with_their_own_objectives() {
+        let mut run = run();
+        run.config.classes[1].name = "short".into();
+        let slices = slices(&run, SliceBy::Class);
+        // The TTFT of 250 ms is within the 300 ms of the first class, and not within the 200 ms of the second one.
+        assert_eq!((slices.len(), slices[0].1.sent, slices[0].1.good), (1, 4, 2));
+        assert_eq!(json(&run, SliceBy::Class)["short"]["sent"], 4);
     }
 
     #[test]
