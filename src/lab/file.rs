@@ -59,7 +59,7 @@ pub struct LabFile {
     /// Changes to the configuration: `KEY=VALUE`, like `--set` of `sluice serve`.
     #[serde(default)]
     pub set: Vec<String>,
-    /// Number of runs of each variant.
+    /// Number of runs of each variant, at least 1.
     #[serde(default = "one")]
     pub seeds: u64,
     /// Duration of each traffic that has none of its own.
@@ -366,11 +366,17 @@ impl LabFile {
         Self::read(table, name)
     }
 
+    /// Also checks what holds for every use of a file.
     fn read<'de, D: serde::Deserializer<'de, Error = toml::de::Error>>(from: D, name: &str) -> Result<Self, LabError> {
-        serde_path_to_error::deserialize(from).map_err(|error| {
+        let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
+        let file: Self = serde_path_to_error::deserialize(from).map_err(|error| {
             let (path, inner) = (error.path().to_string(), error.into_inner());
-            LabError::File { path: name.to_owned(), reason: format!("{path}: {}", inner.message()) }
-        })
+            invalid(format!("{path}: {}", inner.message()))
+        })?;
+        match file.seeds {
+            0 => Err(invalid("seeds: 0 runs of each variant; give 1 or more".to_owned())),
+            _ => Ok(file),
+        }
     }
 
     /// The variants to run: those of the file, or the file alone.

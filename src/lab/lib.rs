@@ -35,6 +35,7 @@ pub mod file;
 mod traffic;
 pub mod scenario;
 pub mod sweep;
+mod parallel;
 pub mod study;
 pub mod table;
 pub mod expect;

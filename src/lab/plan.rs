@@ -11,6 +11,7 @@
 
 use crate::error::LabError;
 use crate::file::{AS_WRITTEN, CandidateTable, Variant};
+use crate::parallel;
 use crate::prices::Prices;
 use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
@@ -72,7 +73,7 @@ struct Trial {
 /// with candidate, load factor, engines, and the lowest attainment of all classes in per cent.
 ///
 /// # Errors
-/// The traffic has no objectives, or the scenario is not valid with any candidate.
+/// There are no seeds, the traffic has no objectives, or the scenario is not valid with any candidate.
 pub fn plan(
     scenario: &Scenario,
     prices: &Prices,
@@ -84,6 +85,9 @@ pub fn plan(
         return Err(LabError::Plan(
             "plan.attainment must be from 0 to 100 per cent, and each plan.load above 0".to_owned(),
         ));
+    }
+    if seeds.is_empty() {
+        return Err(LabError::Plan("a plan needs at least one run of each trial; give 1 seed or more".to_owned()));
     }
     let own = CandidateTable { name: AS_WRITTEN.to_owned(), gpu: None, args: Default::default() };
     let candidates = if goal.candidate.is_empty() { std::slice::from_ref(&own) } else { &goal.candidate };
@@ -175,16 +179,9 @@ impl<F: FnMut(u32, f64)> Search<'_, F> {
     }
 }
 
-/// Runs every seed, each on a thread of its own.
+/// Runs every seed, as many at once as there are cores.
 fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
-    std::thread::scope(|scope| {
-        let runs: Vec<_> = seeds.iter().map(|seed| scope.spawn(|| run(lab, *seed))).collect();
-        let join = |run: std::thread::ScopedJoinHandle<'_, _>| match run.join() {
-            Ok(run) => run,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        runs.into_iter().map(join).collect()
-    })
+    parallel::each(seeds.len(), parallel::cores(), |at| run(lab, seeds[at])).into_iter().collect()
 }
 
 /// The lowest attainment of all classes, per cent, and the class. Of the whole run and its second half the lower one counts.

@@ -6,13 +6,10 @@
 //!
 //! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, for the first seed, its requests if asked for.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
-
 use crate::error::LabError;
 use crate::file::Variant;
 use crate::measure::{Measure, Measured};
+use crate::parallel;
 use crate::run::{LabRun, run};
 use crate::scenario::Scenario;
 use crate::setup::Lab;
@@ -76,13 +73,14 @@ impl Study {
     /// Runs `variants` of a scenario. An empty list of measures means the default ones.
     ///
     /// # Errors
-    /// A variant is not valid.
+    /// A variant is not valid, or there are no runs or too many.
     pub fn run(
         scenario: &Scenario,
         variants: &[Variant],
         measures: &[Measure],
         options: Options,
     ) -> Result<Self, LabError> {
+        let seeds = seeds(options.seed, options.seeds, variants.len())?;
         let labs: Vec<Lab> = variants.iter().map(|variant| scenario.lab(variant)).collect::<Result<_, _>>()?;
         let classes = classes(&labs);
         let measures = if measures.is_empty() { Measure::default_for(&classes) } else { measures.to_vec() };
@@ -90,11 +88,6 @@ impl Study {
             if measure.class().is_some_and(|class| !classes.iter().any(|known| known == class)) {
                 return Err(LabError::NoClass(measure.to_string(), classes.join(", ")));
             }
-        }
-        let seeds: Vec<u64> = (0..options.seeds.max(1)).map(|at| nth_seed(options.seed, at)).collect();
-        let count = labs.len().saturating_mul(seeds.len());
-        if count > MAX_RUNS {
-            return Err(LabError::Sweep(format!("{count} runs are more than {MAX_RUNS}; give fewer seeds or values")));
         }
         let outcomes = run_all(&labs, &seeds, &measures, options)?;
         let mut outcomes = outcomes.into_iter();
@@ -132,6 +125,20 @@ impl Study {
     }
 }
 
+/// The seeds of so many runs of each variant, from the first one on.
+///
+/// # Errors
+/// No run, or more than [`MAX_RUNS`] in all.
+pub fn seeds(first: u64, each: u64, variants: usize) -> Result<Vec<u64>, LabError> {
+    let count = each.saturating_mul(variants as u64);
+    if each == 0 {
+        return Err(LabError::Sweep("0 runs of each variant; give 1 seed or more".to_owned()));
+    } else if count > MAX_RUNS as u64 {
+        return Err(LabError::Sweep(format!("{count} runs are more than {MAX_RUNS}; give fewer seeds or values")));
+    }
+    Ok((0..each).map(|at| nth_seed(first, at)).collect())
+}
+
 /// The classes of all traffic, without repetition.
 fn classes(labs: &[Lab]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
@@ -156,30 +163,29 @@ fn why_none_completed(run: &LabRun) -> Option<String> {
 
 /// Runs every setup with every seed, and returns the results in that order.
 fn run_all(labs: &[Lab], seeds: &[u64], measures: &[Measure], options: Options) -> Result<Vec<RunValues>, LabError> {
-    let count = labs.len() * seeds.len();
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<Result<RunValues, LabError>>>> = Mutex::new((0..count).map(|_| None).collect());
-    let work = || {
-        loop {
-            let job = next.fetch_add(1, Ordering::Relaxed);
-            if job >= count {
-                return;
-            }
-            let (lab, seed) = (&labs[job / seeds.len()], job % seeds.len());
-            let outcome = run(lab, seeds[seed]).map(|run| {
-                let measured = Measured::of(&run);
-                let values = measures.iter().map(|measure| measured.value(measure)).collect();
-                drop(measured);
-                let failure = why_none_completed(&run);
-                RunValues { values, run: (options.keep && seed == 0).then_some(run), failure }
-            });
-            done.lock()[job] = Some(outcome);
-        }
+    let job = |at: usize| {
+        let (lab, seed) = (&labs[at / seeds.len()], at % seeds.len());
+        run(lab, seeds[seed]).map(|run| {
+            let measured = Measured::of(&run);
+            let values = measures.iter().map(|measure| measured.value(measure)).collect();
+            drop(measured);
+            let failure = why_none_completed(&run);
+            RunValues { values, run: (options.keep && seed == 0).then_some(run), failure }
+        })
     };
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.clamp(1, count.max(1)) {
-            scope.spawn(work);
+    parallel::each(labs.len() * seeds.len(), options.threads, job).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_runs_is_checked_before_they_are_listed() {
+        assert_eq!(seeds(1, 2, 3).unwrap(), [nth_seed(1, 0), nth_seed(1, 1)]);
+        for (each, variants, says) in [(100_000_000_000, 1, "fewer seeds"), (60_000, 2, "fewer"), (0, 1, "1 seed")] {
+            let error = seeds(1, each, variants).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
         }
-    });
-    done.into_inner().into_iter().flatten().collect()
+    }
 }

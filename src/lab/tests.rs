@@ -282,6 +282,7 @@ fn an_invalid_scenario_says_what_to_change() {
         (format!("{traffic}rate = 3\n"), "a rate of its own or one for each class"),
         (format!("{traffic}speed = 3\n"), "lab.toml: traffic[0].speed: unknown field"),
         (format!("banana = 1\n{traffic}"), "banana: unknown field"),
+        (format!("seeds = 0\n{traffic}"), "seeds: 0 runs of each variant"),
         ("[[traffic]]\nrate = 3\n".to_owned(), "at least one class, or a trace"),
         (format!("{traffic}[[engine]]\ngpu = \"abacus\"\n"), "the engine of \"gpu0\": unknown GPU 'abacus'"),
         (format!("{traffic}[[engine]]\nargs = {{ max-num-seqs = 0 }}\n"), "would not start"),

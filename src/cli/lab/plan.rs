@@ -9,12 +9,12 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::nth_seed;
 use crate::bench::search::{SearchResult, TrialReport};
 use crate::cli::bench::find_rate::text;
 use crate::lab::plan::{PlanResult, plan};
 use crate::lab::prices::Prices;
 use crate::lab::rate::{goal, highest_rate};
+use crate::lab::study::seeds;
 use crate::lab::table::{aligned, number};
 use crate::lab::{LabError, Scenario, sweep};
 
@@ -88,7 +88,7 @@ fn finish(text: Result<String, LabError>) -> ExitCode {
 fn plan_results(args: &PlanArgs) -> Result<(Prices, Vec<PlanResult>), LabError> {
     let scenario = Scenario::load(&args.file)?;
     let prices = args.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::load)?;
-    let seeds: Vec<u64> = (0..args.seeds.unwrap_or(scenario.file.seeds)).map(|at| nth_seed(args.seed, at)).collect();
+    let seeds = seeds(args.seed, args.seeds.unwrap_or(scenario.file.seeds), 1)?;
     let results = plan(&scenario, &prices, &seeds, |candidate, load, engines, attainment| {
         eprintln!("{candidate}, traffic {load}x, engines {engines}: {attainment:.1} % meet their objectives");
     })?;
