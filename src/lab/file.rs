@@ -297,7 +297,7 @@ pub struct Variant {
     /// Flags of the engine of one backend, by the backend's name.
     #[serde(default)]
     pub engine: BTreeMap<String, BTreeMap<String, ArgValue>>,
-    /// The GPU of all engines.
+    /// The GPU of all engines: a preset, or a path that is relative to the folder of the file.
     pub gpu: Option<String>,
     /// Number of engines of the only pool; backends are removed, or copied in turn.
     pub count: Option<u32>,

@@ -273,9 +273,10 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     for (name, value) in [configured, &table.args, &variant.args, of_backend].into_iter().flatten() {
         flags.insert(name.replace('_', "-"), value);
     }
-    let [gpu, host, model] = [&table.gpu, &table.host, &table.model].map(|name| Some(preset(name.as_deref()?, folder)));
+    let gpu = variant.gpu.as_ref().or(table.gpu.as_ref());
+    let [gpu, host, model] = [gpu, table.host.as_ref(), table.model.as_ref()].map(|name| Some(preset(name?, folder)));
     let model = model.unwrap_or_else(|| MODEL.to_owned());
-    let gpu = variant.gpu.clone().or(gpu).unwrap_or_else(|| GPU.to_owned());
+    let gpu = gpu.unwrap_or_else(|| GPU.to_owned());
     let argv = argv(&model, flags.iter().map(|(name, value)| (name.as_str(), *value)));
     let mut setup = EngineSetup::vllm(&backend.name, &gpu, host.as_deref(), &model, &argv)?;
     for change in &table.change {

@@ -6,7 +6,7 @@
 //! | `vllm@BACKEND.FLAG` | a flag of one engine |
 //! | `load` | the factor for all rates |
 //! | `engines` | the number of engines, if there is one pool |
-//! | `gpu` | the GPU of all engines |
+//! | `gpu` | the GPU of all engines; a path is relative to the folder of the scenario, as in the file |
 //! | anything else | a key of the gateway's configuration, like `--set` |
 //!
 //! Values are separated by commas, or by `|` if one of them contains a comma. Bounds: [`MAX_VARIANTS`].

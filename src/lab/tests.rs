@@ -7,6 +7,7 @@ mod loops;
 mod measured;
 mod engine_tuner;
 mod records;
+mod scenarios;
 mod tuner;
 
 use std::path::Path;

@@ -1,0 +1,35 @@
+//! What a scenario says is what is simulated: paths, flags, backends, and keys that exclude each other.
+//!
+//! A key that has no effect is an error, never left out without a word.
+
+use std::path::PathBuf;
+
+use super::SMALL;
+use crate::{Lab, LabError, LabFile, Scenario, Variant, sweep};
+
+/// The setup of the first variant, varied by a sweep of one value.
+fn lab(text: &str, sweeps: &[&str]) -> Result<Lab, LabError> {
+    let scenario = Scenario { file: LabFile::parse(text, "lab.toml")?, folder: PathBuf::from("/of/the/file") };
+    let sweeps: Vec<String> = sweeps.iter().map(|sweep| (*sweep).to_owned()).collect();
+    let variants = sweep::vary(&scenario.file.variants(), &sweeps)?;
+    scenario.lab(&variants[0])
+}
+
+fn error(text: &str, sweeps: &[&str]) -> String {
+    lab(text, sweeps).unwrap_err().to_string()
+}
+
+#[test]
+fn the_path_of_a_gpu_is_relative_to_the_folder_of_the_file() {
+    let path = "/of/the/file/gpus/mine.toml";
+    for gpu in ["[[engine]]\ngpu = \"gpus/mine.toml\"\n", "[[variant]]\nname = \"a\"\ngpu = \"gpus/mine.toml\"\n"] {
+        let error = error(&format!("{SMALL}{gpu}"), &[]);
+        assert!(error.contains(path), "{error}");
+    }
+    let error = error(SMALL, &["gpu=gpus/mine.toml"]);
+    assert!(error.contains(path), "{error}");
+    let file = LabFile::parse(SMALL, "lab.toml").unwrap();
+    let scenario = Scenario { file, folder: "/of/the/file".into() };
+    let preset = Variant { gpu: Some("h100-80".to_owned()), ..Variant::default() };
+    assert!(scenario.lab(&preset).is_ok());
+}
