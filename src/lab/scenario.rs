@@ -53,7 +53,16 @@ impl Scenario {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_tables(&config, self.configured(variant) != (&None, &None))?;
+        let named = |config: &Config, name: &str| {
+            config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name)
+        };
+        // A backend may also be one that another number of engines adds, or leaves out.
+        let mut unknown: Vec<&String> = variant.engine.keys().filter(|name| !named(&config, name)).collect();
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
+        unknown.retain(|name| !named(&config, name));
+        if let Some(name) = unknown.first() {
+            return Err(LabError::NoBackend((*name).clone()));
+        }
         assign_ports(&mut config);
         let engines = self.engines(&config, &copies.unwrap_or_default(), variant)?;
         let traffic = self.traffic(&config, variant)?;

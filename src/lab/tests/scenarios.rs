@@ -33,3 +33,19 @@ fn the_path_of_a_gpu_is_relative_to_the_folder_of_the_file() {
     let preset = Variant { gpu: Some("h100-80".to_owned()), ..Variant::default() };
     assert!(scenario.lab(&preset).is_ok());
 }
+
+#[test]
+fn flags_of_an_engine_that_does_not_exist_are_an_error() {
+    let says = "the engine \"gpu9\" belongs to no backend";
+    let error_of_sweep = error(SMALL, &["vllm@gpu9.max-num-seqs=1"]);
+    assert!(error_of_sweep.contains(says), "{error_of_sweep}");
+    let variant = format!("{SMALL}[[variant]]\nname = \"a\"\nengine.gpu9 = {{ max-num-seqs = 1 }}\n");
+    assert!(error(&variant, &[]).contains(says), "{}", error(&variant, &[]));
+    let first = |sweeps: &[&str]| lab(SMALL, sweeps).unwrap().engines[0].sim.engine.max_num_seqs;
+    assert_eq!(first(&["vllm@gpu0.max-num-seqs=1"]), 1);
+    // With another number of engines, a backend may come or go.
+    let second = lab(SMALL, &["engines=2", "vllm@gpu0-2.max-num-seqs=3"]).unwrap();
+    assert_eq!(second.engines[1].sim.engine.max_num_seqs, 3);
+    let two = format!("{SMALL}[[engine]]\ncount = 2\n");
+    assert_eq!(lab(&two, &["engines=1", "vllm@gpu1.max-num-seqs=3"]).unwrap().engines.len(), 1);
+}
