@@ -13,6 +13,7 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab};
 use crate::traffic::TrafficDefaults;
 use sluice_bench::RunPlan;
+use sluice_core::vllm::flags::{Arity, lookup};
 use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
 
 /// The default GPU and model.
@@ -277,16 +278,17 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
         Target::Control(_, control) => &control.args,
         Target::Pod(_, engine) => &engine.args,
     };
-    let mut flags: BTreeMap<String, &ArgValue> = BTreeMap::new();
+    let mut flags: BTreeMap<String, ArgValue> = BTreeMap::new();
     let of_backend = variant.engine.get(&backend.name).unwrap_or(&none);
     for (name, value) in [configured, &table.args, &variant.args, of_backend].into_iter().flatten() {
-        flags.insert(name.replace('_', "-"), value);
+        let (name, value) = full(name, value);
+        flags.insert(name, value);
     }
     let gpu = variant.gpu.as_ref().or(table.gpu.as_ref());
     let [gpu, host, model] = [gpu, table.host.as_ref(), table.model.as_ref()].map(|name| Some(preset(name?, folder)));
     let model = model.unwrap_or_else(|| MODEL.to_owned());
     let gpu = gpu.unwrap_or_else(|| GPU.to_owned());
-    let argv = argv(&model, flags.iter().map(|(name, value)| (name.as_str(), *value)));
+    let argv = argv(&model, flags.iter().map(|(name, value)| (name.as_str(), value)));
     let mut setup = EngineSetup::vllm(&backend.name, &gpu, host.as_deref(), &model, &argv)?;
     for change in &table.change {
         let stated = [
@@ -304,6 +306,16 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
         setup = setup.changing(change.at.0, what);
     }
     Ok(setup)
+}
+
+/// A flag by its full name, so that each of its spellings (`no-`, `_`, abbreviations) overrides every other.
+fn full(name: &str, value: &ArgValue) -> (String, ArgValue) {
+    let known = lookup(&format!("--{name}"));
+    let value = match (known.map(|flag| flag.arity), value) {
+        (Some(Arity::Switch { on }), ArgValue::Flag(given)) => ArgValue::Flag(*given == on),
+        (_, value) => value.clone(),
+    };
+    (known.map_or_else(|| name.replace('_', "-"), |flag| flag.name.to_owned()), value)
 }
 
 /// The words after `vllm serve`.

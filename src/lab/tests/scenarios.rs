@@ -49,3 +49,25 @@ fn flags_of_an_engine_that_does_not_exist_are_an_error() {
     let two = format!("{SMALL}[[engine]]\ncount = 2\n");
     assert_eq!(lab(&two, &["engines=1", "vllm@gpu1.max-num-seqs=3"]).unwrap().engines.len(), 1);
 }
+
+#[test]
+fn a_later_flag_overrides_an_earlier_one_however_it_is_written() {
+    let with = |earlier: &str, later: &str| {
+        let text =
+            format!("{SMALL}[[engine]]\nargs = {{ {earlier} }}\n[[variant]]\nname = \"a\"\nargs = {{ {later} }}\n");
+        let lab = lab(&text, &[]).unwrap_or_else(|error| panic!("{earlier}, {later}: {error}"));
+        let engine = &lab.engines[0].sim.engine;
+        (engine.prefix_caching, engine.max_num_seqs)
+    };
+    for (earlier, later, caches) in [
+        ("no-enable-prefix-caching = true", "enable-prefix-caching = true", true),
+        ("enable-prefix-caching = true", "no-enable-prefix-caching = true", false),
+        ("no_enable_prefix_caching = true", "enable_prefix_caching = true", true),
+        ("enable-prefix-caching = false", "no-enable-prefix-caching = false", true),
+        ("enable-prefix-caching = true", "enable-prefix-caching = false", false),
+    ] {
+        assert_eq!(with(earlier, later).0, caches, "{earlier}, then {later}");
+    }
+    assert_eq!(with("max-num-seqs = 7", "max_num_seq = 9").1, 9);
+    assert_eq!(with("max_num_seqs = 9", "max-num-seq = 7").1, 7);
+}
