@@ -7,14 +7,17 @@
 //! `plan.attainment`, both over the whole run and over its second half. The second half shows a queue that keeps growing.
 //! Shares are means over the seeds.
 //!
-//! Cost is that of the GPUs alone, for the time during which requests arrive. Bounds: `plan.max_engines` engines.
+//! Cost is that of the GPUs alone, each at the price of its kind, for the time during which requests arrive. Bounds: `plan.max_engines` engines.
+
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::error::LabError;
 use crate::file::{AS_WRITTEN, CandidateTable, Variant};
 use crate::parallel;
 use crate::prices::Prices;
 use crate::run::{LabRun, run};
-use crate::scenario::Scenario;
+use crate::scenario::{GPU, Scenario, preset};
 use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
 use sluice_bench::{Outcome, Record, RunResult};
@@ -45,8 +48,10 @@ pub struct Requirement {
     pub with_one_less: Option<(f64, String)>,
     /// Share of the time in which an engine was running a step, mean of all engines, per cent.
     pub busy: f64,
-    /// The cost, if the price of the GPU is known.
+    /// The cost, if the prices of all GPUs are known.
     pub cost: Option<Cost>,
+    /// GPUs whose prices are not known, as the scenario names them.
+    pub unpriced: Vec<String>,
 }
 
 /// The cost of the GPUs, in the currency of the prices.
@@ -66,7 +71,8 @@ pub struct Cost {
 struct Trial {
     attainment: (f64, String),
     runs: Vec<LabRun>,
-    gpus: u32,
+    /// Number of GPUs of each kind.
+    gpus: BTreeMap<String, u32>,
 }
 
 /// Finds what every candidate needs at every load factor of the file, in that order. `on_trial` is called after each trial
@@ -107,7 +113,7 @@ pub fn plan(
             let needs = match search.fewest() {
                 // vLLM would not start this model on this GPU: a result, not an error.
                 Err(LabError::Engine { source, .. }) => Err(does_not_start(&source.to_string())),
-                found => found?.map(|found| found.requirement(scenario, candidate, prices)),
+                found => found?.map(|found| found.requirement(scenario, prices)),
             };
             results.push(PlanResult { candidate: candidate.name.clone(), load: *load, needs });
         }
@@ -170,8 +176,11 @@ impl<F: FnMut(u32, f64)> Search<'_, F> {
 
     fn trial(&mut self, engines: u32) -> Result<Trial, LabError> {
         let lab = self.scenario.lab(&Variant { count: Some(engines), ..self.base.clone() })?;
-        let each = lab.engines.iter().map(|engine| engine.sim.profile.layout.tensor_parallel.max(1));
-        let gpus = each.sum();
+        let mut gpus = BTreeMap::new();
+        for engine in &lab.engines {
+            let name = engine.gpu().unwrap_or(GPU).to_owned();
+            *gpus.entry(name).or_default() += engine.sim.profile.layout.tensor_parallel.max(1);
+        }
         let runs = run_all(&lab, self.seeds)?;
         let attainment = worst_class(&runs)?;
         (self.on_trial)(engines, attainment.0);
@@ -216,18 +225,23 @@ fn last_sent(result: &RunResult) -> f64 {
 }
 
 impl Found {
-    fn requirement(self, scenario: &Scenario, candidate: &CandidateTable, prices: &Prices) -> Requirement {
+    fn requirement(self, scenario: &Scenario, prices: &Prices) -> Requirement {
         let Trial { attainment, runs, gpus } = self.enough;
-        let of_file = || scenario.file.engine.iter().find_map(|engine| engine.gpu.clone());
-        let gpu = candidate.gpu.clone().or_else(of_file).unwrap_or_else(|| crate::scenario::GPU.to_owned());
-        let per_hour = prices.per_hour.get(&gpu).map(|price| price * f64::from(gpus));
+        let folder = &scenario.folder;
+        let price = |gpu: &str| prices.per_hour.iter().find(|(name, _)| preset(name, folder) == gpu);
+        let of_each = gpus.iter().map(|(gpu, count)| Some(price(gpu)?.1 * f64::from(*count)));
+        let per_hour: Option<f64> = of_each.sum();
+        let shown = |gpu: &String| Path::new(gpu).strip_prefix(folder).unwrap_or(Path::new(gpu)).display().to_string();
+        let unpriced = gpus.keys().filter(|gpu| price(gpu).is_none()).map(shown).collect();
+        let gpus = gpus.values().sum();
         let busy = runs.iter().map(|run| {
             let busy: f64 = run.engines.iter().map(|engine| engine.busy).sum();
             100.0 * busy / run.engines.len() as f64 / run.result.duration
         });
         let busy = busy.sum::<f64>() / runs.len() as f64;
         let cost = per_hour.map(|per_hour| cost(per_hour, &runs));
-        Requirement { engines: self.engines, gpus, attainment, with_one_less: self.with_one_less, busy, cost }
+        let (engines, with_one_less) = (self.engines, self.with_one_less);
+        Requirement { engines, gpus, attainment, with_one_less, busy, cost, unpriced }
     }
 }
 

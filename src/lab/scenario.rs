@@ -264,7 +264,7 @@ fn moved(target: &Target, endpoint: Endpoint) -> Target {
 }
 
 /// The name of a preset, or a path that is relative to the scenario's folder.
-fn preset(name: &str, folder: &Path) -> String {
+pub(crate) fn preset(name: &str, folder: &Path) -> String {
     let is_path = name.contains('/') || name.ends_with(".toml");
     if is_path { folder.join(name).display().to_string() } else { name.to_owned() }
 }

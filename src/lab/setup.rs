@@ -268,6 +268,11 @@ impl EngineSetup {
         Ok(Self { backend: name(), sim, changes: Vec::new(), recipe: Some(recipe), fault: None })
     }
 
+    /// The name or the path of its GPU, if it was made from flags.
+    pub fn gpu(&self) -> Option<&str> {
+        self.recipe.as_ref().map(|recipe| recipe.gpu.as_str())
+    }
+
     /// Whether its flags can be changed: it was made from flags.
     pub fn can_change(&self) -> bool {
         self.recipe.is_some()

@@ -6,6 +6,7 @@ mod faults;
 mod loops;
 mod measured;
 mod engine_tuner;
+mod plans;
 mod records;
 mod scenarios;
 mod tuner;
@@ -13,7 +14,6 @@ mod tuner;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::plan::plan;
 use crate::prices::Prices;
 use crate::{
     EngineChange, EngineSetup, Lab, LabFile, LabRun, Options, Scenario, Study, Variant, expect, rate, run, table,
@@ -308,48 +308,6 @@ const SMALL: &str =
 
 fn scenario(text: &str) -> Scenario {
     Scenario { file: LabFile::parse(text, "lab.toml").unwrap(), folder: "/".into() }
-}
-
-#[test]
-fn a_plan_finds_the_fewest_engines_and_their_price() {
-    let text = format!("{SMALL}[plan]\nload = [0.1, 3]\ncandidate = [{{ name = \"H200\", gpu = \"h200\" }}]\n");
-    let prices = Prices { currency: "X".to_owned(), per_hour: [("h200".to_owned(), 3.6)].into() };
-    let mut trials = Vec::new();
-    let results = plan(&scenario(&text), &prices, &[1], |_, load, engines, share| trials.push((load, engines, share)));
-    let results = results.unwrap();
-    let needs: Vec<_> = results.iter().map(|result| result.needs.as_ref().unwrap()).collect();
-    assert_eq!((needs[0].engines, needs[0].with_one_less.as_ref()), (1, None));
-    let fewest = needs[1].engines;
-    assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
-    let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
-    assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
-    // 3.60 per hour is 0.001 per second; that serves 120 requests of 2,004 tokens per second.
-    let cost = needs[1].cost.unwrap();
-    assert_eq!(cost.per_hour, 3.6 * f64::from(fewest));
-    let expected = 0.001 * f64::from(fewest) / 120.0;
-    assert!((cost.per_request / expected - 1.0).abs() < 0.2, "{} and {expected}", cost.per_request);
-    assert!((cost.per_million_tokens / (cost.per_request / 2004.0 * 1e6) - 1.0).abs() < 1e-9);
-    assert!(cost.per_million_output > 400.0 * cost.per_million_tokens);
-}
-
-#[test]
-fn a_plan_does_not_judge_requests_that_leave() {
-    let leaving = scenario(&format!("{SMALL}leave = 0.3\n[plan]\nload = [0.1]\nmax_engines = 1\n"));
-    let results = plan(&leaving, &Prices::default(), &[1], |_, _, _, _| ()).unwrap();
-    assert_eq!(results[0].needs.as_ref().map(|needs| needs.attainment.0), Ok(100.0));
-}
-
-#[test]
-fn a_plan_says_why_no_number_of_engines_suffices() {
-    let results = |more: &str| plan(&scenario(&format!("{SMALL}{more}")), &Prices::default(), &[1], |_, _, _, _| ());
-    let needs = results("[plan]\nmax_engines = 1\nload = [6]\n").unwrap().remove(0).needs.unwrap_err();
-    assert!(needs.starts_with("not met with 1 engine: "), "{needs}");
-    let small = "[plan]\nload = [1]\ncandidate = [{ name = \"small\", gpu = \"rtx3080-10\" }]\n";
-    let needs = results(small).unwrap().remove(0).needs.unwrap_err();
-    assert!(needs.starts_with("does not start: "), "{needs}");
-    let aimless = scenario("[[traffic]]\nclass = [{ name = \"a\", rate = 1, in = 10, out = 2 }]\n");
-    let error = plan(&aimless, &Prices::default(), &[1], |_, _, _, _| ()).unwrap_err().to_string();
-    assert!(error.contains("a plan needs objectives"), "{error}");
 }
 
 #[test]

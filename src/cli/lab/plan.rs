@@ -2,6 +2,7 @@
 //!
 //! Both take objectives from the classes of the scenario. They print each trial on stderr and the result on stdout.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -100,7 +101,7 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
     let head = ["candidate", "traffic", "engines", "GPUs", "attainment", "with one less", "busy"].map(str::to_owned);
     let costs = ["/h", "/request", "/M tokens", "/M output"].map(|of| format!("{unit}{of}"));
     let mut rows = vec![head.into_iter().chain(costs).collect::<Vec<_>>()];
-    let mut notes = String::new();
+    let (mut notes, mut unpriced) = (String::new(), BTreeSet::new());
     for result in results {
         let mut row = vec![result.candidate.clone(), format!("{}x", result.load)];
         match &result.needs {
@@ -113,6 +114,7 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
                     [cost.per_hour, cost.per_request, cost.per_million_tokens, cost.per_million_output].map(number)
                 });
                 row.extend(costs.unwrap_or_else(|| ["-"; 4].map(str::to_owned)));
+                unpriced.extend(&need.unpriced);
             }
             Err(why) => {
                 row.extend(["-"; 9].map(str::to_owned));
@@ -120,6 +122,10 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
             }
         }
         rows.push(row);
+    }
+    if !prices.per_hour.is_empty() && !unpriced.is_empty() {
+        let names: Vec<&str> = unpriced.into_iter().map(String::as_str).collect();
+        notes += &format!("no price for {}; add it to [per_hour] of the prices\n", names.join(", "));
     }
     aligned(&rows) + &notes
 }
@@ -133,6 +139,9 @@ fn result_json(result: &PlanResult, prices: &Prices) -> Value {
             value["attainment"] = need.attainment.0.into();
             value["attainment_with_one_less"] = json!(need.with_one_less.as_ref().map(|(share, _)| share));
             value["busy"] = need.busy.into();
+            if !prices.per_hour.is_empty() && !need.unpriced.is_empty() {
+                value["unpriced"] = json!(need.unpriced);
+            }
             if let Some(cost) = need.cost {
                 value["cost"] = json!({
                     "currency": prices.currency,
@@ -183,4 +192,30 @@ fn rate_json(name: &str, found: &SearchResult) -> Value {
         "ending": text::ending(found.ending),
         "trials": found.trials.len(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::plan::Requirement;
+
+    #[test]
+    fn a_gpu_without_a_price_is_named_once_if_there_are_prices() {
+        let needs = Requirement {
+            engines: 2,
+            gpus: 2,
+            attainment: (100.0, "a".to_owned()),
+            with_one_less: None,
+            busy: 50.0,
+            cost: None,
+            unpriced: vec!["h200".to_owned(), "l4".to_owned()],
+        };
+        let result = |load| PlanResult { candidate: "own".to_owned(), load, needs: Ok(needs.clone()) };
+        let results = [result(1.0), result(2.0)];
+        let prices = Prices { per_hour: [("a100-80".to_owned(), 1.0)].into(), ..Prices::default() };
+        let table = plan_table(&results, &prices);
+        assert_eq!(table.matches("no price for h200, l4; add it to [per_hour]").count(), 1, "{table}");
+        assert_eq!(result_json(&results[0], &prices)["unpriced"], json!(["h200", "l4"]));
+        assert!(!plan_table(&results, &Prices::default()).contains("no price"));
+    }
 }
