@@ -74,6 +74,9 @@ pub enum LabError {
     /// `plan` or `rate` has no objectives to search for, or bad bounds.
     #[error("{0}")]
     Plan(String),
+    /// No run of a plan has a request by which a class can be judged.
+    #[error("class '{0}' had no requests to judge; give a longer duration, more seeds or a higher rate")]
+    Unjudged(String),
     /// The name of a measure is not valid.
     #[error(transparent)]
     Measure(#[from] BadMeasure),

@@ -5,7 +5,7 @@
 //!
 //! The objectives are met if, in every class with objectives, the share of requests that meet all of them reaches
 //! `plan.attainment`, both over the whole run and over its second half. The second half shows a queue that keeps growing.
-//! Shares are means over the seeds.
+//! Shares are means over the seeds. A class without requests cannot be judged, and is named.
 //!
 //! Cost is that of the GPUs alone, each at the price of its kind, for the time during which requests arrive. Bounds: `plan.max_engines` engines.
 
@@ -20,7 +20,7 @@ use crate::run::{LabRun, run};
 use crate::scenario::{GPU, Scenario, preset};
 use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
-use sluice_bench::{Outcome, Record, RunResult};
+use sluice_bench::{Arrival, Extent, Outcome, Record, RunPlan, RunResult};
 
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
@@ -73,6 +73,7 @@ struct Trial {
     runs: Vec<LabRun>,
     /// Number of GPUs of each kind.
     gpus: BTreeMap<String, u32>,
+    traffic: Vec<RunPlan>,
 }
 
 /// Finds what every candidate needs at every load factor of the file, in that order. `on_trial` is called after each trial
@@ -113,6 +114,7 @@ pub fn plan(
             let needs = match search.fewest() {
                 // vLLM would not start this model on this GPU: a result, not an error.
                 Err(LabError::Engine { source, .. }) => Err(does_not_start(&source.to_string())),
+                Err(error @ LabError::Unjudged(_)) => Err(error.to_string()),
                 found => found?.map(|found| found.requirement(scenario, prices)),
             };
             results.push(PlanResult { candidate: candidate.name.clone(), load: *load, needs });
@@ -184,7 +186,7 @@ impl<F: FnMut(u32, f64)> Search<'_, F> {
         let runs = run_all(&lab, self.seeds)?;
         let attainment = worst_class(&runs)?;
         (self.on_trial)(engines, attainment.0);
-        Ok(Trial { attainment, runs, gpus })
+        Ok(Trial { attainment, runs, gpus, traffic: lab.traffic })
     }
 }
 
@@ -197,18 +199,25 @@ fn run_all(lab: &Lab, seeds: &[u64]) -> Result<Vec<LabRun>, LabError> {
 fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     let config = &runs[0].result.config;
     let with_objectives = (0..).zip(&config.classes).filter(|(index, _)| !config.slo_of(*index).is_empty());
-    let shares = with_objectives.map(|(index, class)| {
-        let of_half =
-            |late: bool| runs.iter().map(|run| share(&run.result, index, late)).sum::<f64>() / runs.len() as f64;
-        (of_half(false).min(of_half(true)) * 100.0, class.name.clone())
-    });
-    let worst = shares.min_by(|one, other| one.0.total_cmp(&other.0));
+    let mut worst: Option<(f64, String)> = None;
+    for (index, class) in with_objectives {
+        // Means over the runs that have such requests.
+        let of_half = |late: bool| {
+            let shares: Vec<f64> = runs.iter().filter_map(|run| share(&run.result, index, late)).collect();
+            (!shares.is_empty()).then(|| 100.0 * shares.iter().sum::<f64>() / shares.len() as f64)
+        };
+        let whole = of_half(false).ok_or_else(|| LabError::Unjudged(class.name.clone()))?;
+        let lower = of_half(true).map_or(whole, |late| late.min(whole));
+        if worst.as_ref().is_none_or(|(lowest, _)| lower < *lowest) {
+            worst = Some((lower, class.name.clone()));
+        }
+    }
     worst.ok_or_else(|| LabError::Plan("a plan needs objectives; set ttft, tpot or e2el of a class".to_owned()))
 }
 
-/// The share of requests of a class that met their objectives, without those that left on purpose; 1 if it has no requests.
+/// The share of requests of a class that met their objectives, without those that left on purpose; `None` if it has no requests.
 /// `late`: in the second half only.
-fn share(result: &RunResult, class: u32, late: bool) -> f64 {
+fn share(result: &RunResult, class: u32, late: bool) -> Option<f64> {
     let middle = last_sent(result) / 2.0;
     let of_class =
         |record: &&Record| record.class == class && record.outcome != Outcome::Left && (!late || record.sent >= middle);
@@ -217,7 +226,19 @@ fn share(result: &RunResult, class: u32, late: bool) -> f64 {
         all += 1.0;
         met += f64::from(u8::from(record.meets(result.config.slo_of(class))));
     }
-    if all > 0.0 { met / all } else { 1.0 }
+    (all > 0.0).then_some(met / all)
+}
+
+/// Seconds during which requests arrive: as configured, else until the last one; in a closed loop of so many requests, until the end.
+fn arrival_seconds(traffic: &[RunPlan], result: &RunResult) -> f64 {
+    let configured = traffic.iter().map(|plan| match (plan.extent, &plan.arrival) {
+        (Extent::Lasting(length), _) => length.as_secs_f64(),
+        (Extent::Requests(_), Arrival::ClosedLoop { .. }) => result.duration,
+        (Extent::Requests(_), _) => 0.0,
+    });
+    let seconds = configured.fold(last_sent(result), f64::max);
+    // All at once.
+    if seconds > 0.0 { seconds } else { result.duration }
 }
 
 fn last_sent(result: &RunResult) -> f64 {
@@ -226,7 +247,7 @@ fn last_sent(result: &RunResult) -> f64 {
 
 impl Found {
     fn requirement(self, scenario: &Scenario, prices: &Prices) -> Requirement {
-        let Trial { attainment, runs, gpus } = self.enough;
+        let Trial { attainment, runs, gpus, traffic } = self.enough;
         let folder = &scenario.folder;
         let price = |gpu: &str| prices.per_hour.iter().find(|(name, _)| preset(name, folder) == gpu);
         let of_each = gpus.iter().map(|(gpu, count)| Some(price(gpu)?.1 * f64::from(*count)));
@@ -236,20 +257,20 @@ impl Found {
         let gpus = gpus.values().sum();
         let busy = runs.iter().map(|run| {
             let busy: f64 = run.engines.iter().map(|engine| engine.busy).sum();
-            100.0 * busy / run.engines.len() as f64 / run.result.duration
+            100.0 * busy / run.engines.len() as f64 / run.result.duration.max(f64::MIN_POSITIVE)
         });
         let busy = busy.sum::<f64>() / runs.len() as f64;
-        let cost = per_hour.map(|per_hour| cost(per_hour, &runs));
+        let cost = per_hour.map(|per_hour| cost(per_hour, &traffic, &runs));
         let (engines, with_one_less) = (self.engines, self.with_one_less);
         Requirement { engines, gpus, attainment, with_one_less, busy, cost, unpriced }
     }
 }
 
-fn cost(per_hour: f64, runs: &[LabRun]) -> Cost {
+fn cost(per_hour: f64, traffic: &[RunPlan], runs: &[LabRun]) -> Cost {
     let (mut hours, mut requests, mut input, mut output) = (0.0, 0.0, 0.0, 0.0);
     for run in runs {
         let metrics = Metrics::of(&run.result);
-        hours += last_sent(&run.result) / SECONDS_PER_HOUR;
+        hours += arrival_seconds(traffic, &run.result) / SECONDS_PER_HOUR;
         requests += metrics.completed as f64;
         input += metrics.input_tokens as f64;
         output += metrics.output_tokens as f64;

@@ -64,3 +64,29 @@ fn every_engine_costs_what_its_own_gpu_costs() {
     assert_eq!(cost(&two, &all), (2, Some(5.0), String::new()));
     assert_eq!(cost(&two, &all[..1]), (2, None, "h100-80".to_owned()));
 }
+
+#[test]
+fn a_class_that_sends_nothing_is_named_and_does_not_pass() {
+    let rare = "class = [{ name = \"tiny\", rate = 5, in = 200, out = 4, e2el = \"4s\" }, \
+                { name = \"rare\", rate = 1e-6, in = 200, out = 4, e2el = \"4s\" }]";
+    let rare = scenario(&format!("duration = \"5s\"\n[[traffic]]\n{rare}\n[plan]\nload = [1]\n"));
+    let why = plan(&rare, &Prices::default(), &[1, 17], |_, _, _, _| ()).unwrap().remove(0).needs.unwrap_err();
+    assert!(why.starts_with("class 'rare' had no requests to judge; give a longer duration"), "{why}");
+}
+
+#[test]
+fn engines_are_paid_for_the_time_that_is_configured() {
+    let prices = Prices { currency: String::new(), per_hour: [("h200".to_owned(), 3_600.0)].into() };
+    let paid = |text: &str| {
+        let text = format!("[[traffic]]\nclass = [{{ name = \"a\", in = 200, out = 4, e2el = \"9s\" }}]\n{text}\n");
+        let plan = plan(&scenario(&format!("{text}[plan]\nload = [1]\n")), &prices, &[1], |_, _, _, _| ());
+        plan.unwrap().remove(0).needs.unwrap().cost.unwrap()
+    };
+    // About 8 requests in 40 s at 1 a second each.
+    let rate = paid("rate = 0.2\nduration = \"40s\"");
+    let requests = 40.0 / rate.per_request;
+    assert!((requests - requests.round()).abs() < 1e-9, "40 s are paid for: {requests} requests");
+    // All are sent at the very start, and engines are not for nothing.
+    let at_once = paid("concurrency = 4\nrequests = 4");
+    assert!(at_once.per_request > 0.0);
+}
