@@ -190,7 +190,7 @@ impl LabScaler {
     fn wanted(&mut self, around: &Surroundings<'_>, pool: &PoolView, committed: u32) -> u32 {
         let ready = self.count(|state| *state == State::Ready);
         let in_flight: usize = pool.backends.iter().map(|backend| backend.used.slots as usize).sum();
-        let target = self.rules.target.unwrap_or(8.0);
+        let target = self.rules.target();
         let metric = match self.rules.policy {
             Policy::Fixed => return committed,
             Policy::Predicted => {

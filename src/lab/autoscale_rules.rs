@@ -23,7 +23,8 @@ pub struct Autoscale {
     pub min: u32,
     /// The most engines. Default: those of the scenario.
     pub max: Option<u32>,
-    /// What the metric should be: requests for each engine, or the share of the time in which it computes.
+    /// What the metric should be: requests for each engine (default 8) or, for `busy`, the share of the time in which it computes,
+    /// at most 1 (default 0.7).
     pub target: Option<f64>,
     /// From the order of an engine to its first request. Default 2 min.
     pub cold_start: Option<Period>,
@@ -63,10 +64,16 @@ impl Autoscale {
         let start = self.start.unwrap_or(self.min.max(1));
         let positive = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value > 0.0);
         let sound = pools == 1 && self.min <= max && (self.min..=max).contains(&start) && max as usize <= engines;
-        match sound && positive(self.target) && positive(self.rate) {
+        let within = self.policy != Policy::Busy || self.target() <= 1.0;
+        match sound && positive(self.target) && within && positive(self.rate) {
             true => Ok(()),
             false => Err(LabError::Autoscale(format!("{pools} pools, {engines} engines, {self:?}"))),
         }
+    }
+
+    /// What the metric should be.
+    pub(crate) fn target(&self) -> f64 {
+        self.target.unwrap_or(if self.policy == Policy::Busy { 0.7 } else { 8.0 })
     }
 
     /// From the order of an engine to its first request.

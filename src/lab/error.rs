@@ -57,7 +57,7 @@ pub enum LabError {
     PoolCount(usize),
     /// `[autoscale]` with other than one pool, with bounds that cross, or without engines at the start.
     #[error(
-        "autoscale needs one pool, 0 < target, min <= max and min <= start <= max, at most the engines of the file: {0}"
+        "autoscale needs one pool, 0 < target (with busy also target <= 1), min <= max and min <= start <= max, at most the engines of the file: {0}"
     )]
     Autoscale(String),
     /// A `change` with no action, or with several.

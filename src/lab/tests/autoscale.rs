@@ -68,6 +68,18 @@ fn an_engine_that_goes_takes_no_request_with_it() {
 }
 
 #[test]
+fn busy_has_a_share_as_its_target() {
+    let own = rules(Policy::Busy, None);
+    assert_eq!((own.target(), rules(Policy::Queue, None).target()), (0.7, 8.0));
+    assert!(own.check(1, 4).is_ok() && rules(Policy::Busy, Some(1.0)).check(1, 4).is_ok());
+    let error = rules(Policy::Busy, Some(8.0)).check(1, 4).unwrap_err().to_string();
+    assert!(error.contains("with busy also target <= 1"), "{error}");
+    // Engines that compute most of the time are too few.
+    let run = run(&lab(4, &[(5.0, 300.0)], own), 1).unwrap();
+    assert!(paid(&run)[1] > 100.0, "{:?}", paid(&run));
+}
+
+#[test]
 fn engines_that_stay_are_all_paid_from_the_start_to_the_end() {
     let run = run(&lab(3, &[(2.0, 60.0)], Autoscale { start: Some(2), ..rules(Policy::Fixed, None) }), 1).unwrap();
     let (paid, all) = (paid(&run), run.result.duration);
