@@ -266,7 +266,11 @@ impl Engine {
                 self.clock = self.clock_at(now);
                 self.hung = false;
             }
-            EngineChange::Stall(time) => self.clock = Clock { run: now + time, ..self.clock_at(now) },
+            EngineChange::Stall(time) => {
+                // During a stall, one more makes it longer.
+                let clock = self.clock_at(now);
+                self.clock = Clock { run: clock.run + time, ..clock };
+            }
             EngineChange::Stop => {
                 (self.up, self.hung) = (false, false);
                 self.replace_server(now);

@@ -81,6 +81,17 @@ fn an_engine_that_hangs_is_ejected_and_the_other_serves() {
 }
 
 #[test]
+fn a_stall_during_a_stall_makes_it_longer() {
+    let at = Duration::from_secs;
+    let mut engines = engines(1, &[]);
+    engines[0].changes = vec![(at(5), EngineChange::Stall(at(4))), (at(6), EngineChange::Stall(at(1)))];
+    let run = run(&Lab::new(config(1, ""), engines, vec![mixed(12)]), 1).unwrap();
+    let during = run.result.requests.iter().filter(|record| (5.1..9.9).contains(&record.sent));
+    assert!(during.clone().count() > 50);
+    assert!(during.clone().all(|record| record.is_completed() && record.sent + record.ttft >= 10.0));
+}
+
+#[test]
 fn clients_that_give_up_leave_nothing_behind() {
     let timeout = Duration::from_millis(1_500);
     for seed in 0..3 {
