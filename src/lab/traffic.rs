@@ -75,6 +75,9 @@ impl TrafficDefaults<'_> {
             let requests = RequestSource::Classes(table.class.iter().map(class).collect());
             return Ok(Source { requests, times: None, adapters: Vec::new() });
         };
+        if let Some(speed) = trace.speed.filter(|speed| !(speed.is_finite() && *speed > 0.0)) {
+            return Err(needs(format!("a trace with a speed above 0, not {speed}")));
+        }
         if !table.class.is_empty() {
             return Err(needs("classes or a trace, not both".to_owned()));
         }

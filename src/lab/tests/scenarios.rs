@@ -71,3 +71,12 @@ fn a_later_flag_overrides_an_earlier_one_however_it_is_written() {
     assert_eq!(with("max-num-seqs = 7", "max_num_seq = 9").1, 9);
     assert_eq!(with("max_num_seqs = 9", "max-num-seq = 7").1, 7);
 }
+
+#[test]
+fn the_speed_of_a_trace_is_above_0() {
+    for speed in ["-1.0", "0.0", "nan", "inf"] {
+        let trace = format!("trace = {{ format = \"records\", path = \"none\", speed = {speed} }}");
+        let error = error(&format!("[[traffic]]\n{trace}\n"), &[]);
+        assert!(error.contains("a trace with a speed above 0, not"), "{error}");
+    }
+}
