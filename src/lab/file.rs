@@ -191,14 +191,15 @@ pub struct TrafficTable {
     pub burstiness: Option<f64>,
     /// Requests arrive in bursts of this size.
     pub burst: Option<u32>,
-    /// Rates that follow one another, as pairs of a rate and its seconds: `[[32, 20], [320, 2], [32, 20]]`.
+    /// Rates that follow one another, as pairs of a rate and its seconds: `[[32, 20], [320, 2], [32, 20]]`. They say how long requests
+    /// arrive.
     #[serde(default)]
     pub steps: Vec<(f64, f64)>,
     /// Closed loop: a fixed number of requests in flight instead of a rate.
     pub concurrency: Option<u32>,
     /// Number of requests (or conversations).
     pub requests: Option<u64>,
-    /// How long requests arrive. Default: that of the file, or 60 s.
+    /// How long requests arrive; a trace with times is cut there. Default: that of the file, else the whole trace, or 60 s.
     pub duration: Option<Period>,
     /// Conversations instead of single requests.
     pub conversation: Option<ConversationTable>,

@@ -217,7 +217,10 @@ impl Simulation {
         }
         for (traffic, plan) in self.lab.traffic.iter().enumerate() {
             let schedule = match plan.arrival {
-                Arrival::ClosedLoop { concurrency } => vec![Duration::ZERO; concurrency as usize],
+                Arrival::ClosedLoop { concurrency } => {
+                    let most = if let Extent::Requests(count) = plan.extent { count } else { u64::MAX };
+                    vec![Duration::ZERO; u64::from(concurrency).min(most) as usize]
+                }
                 _ => plan.arrival.schedule(plan.extent, seed.wrapping_add(traffic as u64 * INDEX_STRIDE))?,
             };
             self.arrivals[traffic] = schedule.len() as u64;

@@ -99,13 +99,17 @@ impl TrafficDefaults<'_> {
         if !(load.is_finite() && load > 0.0) {
             return Err(needs(format!("a load above 0, not {load}")));
         }
-        let lasting = table.duration.map(|Period(time)| time).or(self.duration).unwrap_or(DURATION);
-        let extent = table.requests.map_or(Extent::Lasting(lasting), Extent::Requests);
+        let given = table.duration.map(|Period(time)| time).or(self.duration);
+        let extent = table.requests.map_or(Extent::Lasting(given.unwrap_or(DURATION)), Extent::Requests);
         let rate = self::rates(table)?.map(|rate| rate * load);
         if let Some(times) = times.filter(|_| rate.is_none() && table.steps.is_empty() && table.concurrency.is_none()) {
             let speed = table.trace.as_ref().and_then(|trace| trace.speed).unwrap_or(1.0) * load;
-            let count = table.requests.unwrap_or(times.len() as u64).min(times.len() as u64);
-            return Ok((Arrival::Recorded(times.iter().map(|at| at / speed).collect()), Extent::Requests(count)));
+            let mut times: Vec<f64> = times.iter().map(|at| at / speed).collect();
+            if let Some(lasting) = given {
+                times.retain(|at| *at < lasting.as_secs_f64());
+            }
+            let count = table.requests.unwrap_or(u64::MAX).min(times.len() as u64);
+            return Ok((Arrival::Recorded(times.into()), Extent::Requests(count)));
         }
         let arrival = match (rate, table.concurrency, table.steps.is_empty()) {
             (Some(rate), None, true) => match (table.burst, table.burstiness) {
@@ -120,6 +124,12 @@ impl TrafficDefaults<'_> {
             }
             (_, None, false) if table.burst.is_some() => {
                 return Err(needs("steps or burst, not both".to_owned()));
+            }
+            (_, None, false) if table.rate.is_some() => {
+                return Err(needs("steps or a rate of its own, not both".to_owned()));
+            }
+            (_, None, false) if table.requests.is_some() || table.duration.is_some() => {
+                return Err(needs("steps or requests or a duration of its own, not both".to_owned()));
             }
             (_, None, false) => {
                 let steps: Vec<(f64, f64)> = table.steps.iter().map(|(rate, time)| (rate * load, *time)).collect();

@@ -160,6 +160,10 @@ fn result_json(result: &PlanResult, prices: &Prices) -> Value {
 fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
     let scenario = Scenario::load(&args.file)?;
     let variants = sweep::vary(&scenario.file.variants(), &args.sweep)?;
+    if variants.iter().any(|variant| variant.load.is_some()) {
+        let text = "load has no effect here: the search replaces the rate; leave load out";
+        return Err(LabError::Sweep(text.to_owned()));
+    }
     let attainment = scenario.file.plan.attainment / 100.0;
     let search = |variant: &crate::lab::Variant| {
         let lab = scenario.lab(variant)?;
@@ -198,6 +202,17 @@ fn rate_json(name: &str, found: &SearchResult) -> Value {
 mod tests {
     use super::*;
     use crate::lab::plan::Requirement;
+
+    #[test]
+    fn the_highest_rate_has_no_load() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let class = "{ name = \"a\", rate = 1, in = 10, out = 2, e2el = \"9s\" }";
+        std::fs::write(file.path(), format!("[[traffic]]\nclass = [{class}]\n")).unwrap();
+        let sweep = vec!["load=1,2".to_owned()];
+        let args = RateArgs { file: file.path().to_owned(), sweep, seed: 1, json: false };
+        let error = rates(&args).unwrap_err().to_string();
+        assert!(error.contains("load has no effect here"), "{error}");
+    }
 
     #[test]
     fn a_gpu_without_a_price_is_named_once_if_there_are_prices() {

@@ -81,6 +81,8 @@ pub(super) fn answer(
     let is_configured = args.config.is_some() || args.lab.is_some();
     let trace = trace(files, period, is_configured)?;
     scenario.file.traffic = vec![traffic(&trace)?];
+    // That of the traffic which is replaced; these are the whole five minutes.
+    scenario.file.duration = None;
     let variants = variants(&scenario);
     eprintln!("report: simulating {} settings for {} requests ..", variants.len(), period.requests);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

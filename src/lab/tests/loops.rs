@@ -61,3 +61,10 @@ fn a_conversation_has_all_of_its_turns_however_long_its_user_thinks() {
     let some = run_until(&lab, 1, &mut |_| true).unwrap();
     assert!(some.result.requests.len() < 60 && some.result.partial);
 }
+
+#[test]
+fn a_closed_loop_of_few_requests_sends_no_more() {
+    let plan = plan(Arrival::ClosedLoop { concurrency: 32 }, Extent::Requests(10));
+    let run = run(&Lab::new(config(1, ""), engines(1, &[]), vec![plan]), 1).unwrap();
+    assert_eq!(run.result.requests.len(), 10);
+}

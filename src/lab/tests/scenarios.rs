@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use super::SMALL;
-use crate::{Lab, LabError, LabFile, Scenario, Variant, sweep};
+use crate::{Lab, LabError, LabFile, Scenario, Variant, run, sweep};
 
 /// The setup of the first variant, varied by a sweep of one value.
 fn lab(text: &str, sweeps: &[&str]) -> Result<Lab, LabError> {
@@ -79,4 +79,39 @@ fn the_speed_of_a_trace_is_above_0() {
         let error = error(&format!("[[traffic]]\n{trace}\n"), &[]);
         assert!(error.contains("a trace with a speed above 0, not"), "{error}");
     }
+}
+
+#[test]
+fn keys_of_traffic_that_exclude_each_other_are_an_error() {
+    let class = "class = [{ name = \"a\", in = 10, out = 2 }]\nsteps = [[2, 5]]";
+    for (key, says) in [
+        ("rate = 3", "steps or a rate of its own, not both"),
+        ("requests = 3", "steps or requests or a duration of its own, not both"),
+        ("duration = \"9s\"", "steps or requests or a duration of its own, not both"),
+    ] {
+        let error = error(&format!("[[traffic]]\n{class}\n{key}\n"), &[]);
+        assert!(error.contains(says), "{error}");
+    }
+    // That of the file is for the other traffic.
+    assert!(lab(&format!("duration = \"9s\"\n[[traffic]]\n{class}\n"), &[]).is_ok());
+}
+
+#[test]
+fn a_trace_is_cut_at_the_duration() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |at: u32| {
+        format!("{{\"timestamp\": {}, \"input_length\": 64, \"output_length\": 4, \"hash_ids\": [1]}}\n", at * 1_000)
+    };
+    std::fs::write(folder.path().join("t.jsonl"), (0..20).map(line).collect::<String>()).unwrap();
+    let sent = |of_file: &str, of_traffic: &str, speed: &str| {
+        let trace = format!("trace = {{ format = \"mooncake\", path = \"t.jsonl\", speed = {speed} }}");
+        let file = LabFile::parse(&format!("{of_file}\n[[traffic]]\n{trace}\n{of_traffic}\n"), "lab.toml").unwrap();
+        let scenario = Scenario { file, folder: folder.path().to_owned() };
+        run(&scenario.lab(&Variant::default()).unwrap(), 1).unwrap().result.requests.len()
+    };
+    assert_eq!(sent("", "", "1.0"), 20);
+    assert_eq!(sent("duration = \"10s\"", "", "1.0"), 10);
+    assert_eq!(sent("duration = \"10s\"", "duration = \"5s\"", "1.0"), 5);
+    assert_eq!(sent("duration = \"5s\"", "", "2.0"), 10);
+    assert_eq!(sent("duration = \"10s\"", "requests = 3", "1.0"), 3);
 }
