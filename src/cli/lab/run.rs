@@ -2,6 +2,7 @@
 //!
 //! Runs are spread over the cores. The time they took is printed on stderr, so that stdout has only the result.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -125,7 +126,8 @@ fn is_single(variants: usize, seeds: u64) -> bool {
 fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
     if let Some(folder) = &args.save {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-        study.variants.iter().try_for_each(|variant| save(folder, variant))?;
+        let names = file_names(study.variants.iter().map(|variant| variant.name.as_str()));
+        study.variants.iter().zip(&names).try_for_each(|(variant, name)| save(folder, name, variant))?;
     }
     if let Some(path) = &args.html {
         std::fs::write(path, page(study)).with_context(|| path.display().to_string())?;
@@ -145,11 +147,26 @@ fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A name for the file of each variant: its letters and digits, with its number (from 1) where an earlier one has the same name.
+fn file_names<'a>(variants: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut taken = BTreeSet::new();
+    let named = variants.zip(1..).map(|(variant, number)| {
+        let plain: String =
+            variant.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
+        let mut name = plain.clone();
+        let mut numbers = number..;
+        // File systems may not tell case apart.
+        while !taken.insert(name.to_ascii_lowercase()) {
+            name = format!("{plain}-{}", numbers.next().unwrap_or(number));
+        }
+        name
+    });
+    named.collect()
+}
+
 /// Saves a run as `NAME.json`, for `sluice bench report` and `compare`.
-fn save(folder: &Path, variant: &VariantRuns) -> anyhow::Result<()> {
+fn save(folder: &Path, name: &str, variant: &VariantRuns) -> anyhow::Result<()> {
     let Some(run) = &variant.first else { return Ok(()) };
-    let name: String =
-        variant.name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
     let mut result = run.result.clone();
     result.config.label = Some(variant.name.clone());
     Ok(file::save(&result, &folder.join(format!("{name}.json")), true, false)?)
@@ -169,4 +186,17 @@ fn page(study: &Study) -> String {
         study.seeds.len()
     );
     report::variants::page(title, &note, &table::rows(study), &runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_has_a_file_of_its_own() {
+        let names = |of: &[&str]| file_names(of.iter().copied());
+        assert_eq!(names(&["round robin", "least-work"]), ["round-robin", "least-work"]);
+        assert_eq!(names(&["größe", "grüße", "a b", "A-b"]), ["gr--e", "gr--e-2", "a-b", "A-b-4"]);
+        assert_eq!(names(&["a-2", "a", "a", "a?", "a "]), ["a-2", "a", "a-3", "a-", "a--5"]);
+    }
 }
