@@ -96,6 +96,9 @@ fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     let is_unchanged =
         args.set.is_empty() && args.sweep.is_empty() && args.variant.is_empty() && args.duration.is_none();
     let expected = if is_unchanged { std::mem::take(&mut scenario.file.expect) } else { Vec::new() };
+    if let Some(note) = not_checked(scenario.file.expect.len()) {
+        eprintln!("{note}");
+    }
     let mut variants = scenario.file.variants();
     if let Some(unknown) = args.variant.iter().find(|name| !variants.iter().any(|variant| variant.name == **name)) {
         let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
@@ -116,6 +119,13 @@ fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     let study = Study::run(&scenario, &variants, &measures, Options { seed: args.seed, seeds, threads, keep })?;
     let unmet = expect::unmet(&study, &expected)?;
     Ok((study, unmet))
+}
+
+/// What to say of so many expectations that are not checked.
+fn not_checked(count: usize) -> Option<String> {
+    let s = if count == 1 { "" } else { "s" };
+    let why = "expectations hold for the file without --set, --sweep, --variant and --duration";
+    (count > 0).then(|| format!("{count} expectation{s} not checked: {why}"))
 }
 
 /// Whether there is only one run, whose full table is printed.
@@ -198,5 +208,12 @@ mod tests {
         assert_eq!(names(&["round robin", "least-work"]), ["round-robin", "least-work"]);
         assert_eq!(names(&["größe", "grüße", "a b", "A-b"]), ["gr--e", "gr--e-2", "a-b", "A-b-4"]);
         assert_eq!(names(&["a-2", "a", "a", "a?", "a "]), ["a-2", "a", "a-3", "a-", "a--5"]);
+    }
+
+    #[test]
+    fn expectations_that_are_not_checked_are_counted() {
+        assert_eq!(not_checked(0), None);
+        let note = not_checked(2).unwrap();
+        assert!(note.starts_with("2 expectations not checked: expectations hold for the file without --set"), "{note}");
     }
 }
