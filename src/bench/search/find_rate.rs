@@ -38,7 +38,6 @@ use super::trial::{
     DELIVERED, ProvenRate, SearchEnd, SearchGoal, SearchResult, Trial, TrialKind, TrialLoad, TrialReport, TrialRule,
     TrialVerdict,
 };
-use crate::seed::nth_seed;
 
 /// Requests that count in the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
@@ -271,7 +270,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
             TrialLoad::Saturated(streams) => endless(streams, 3 * streams),
         };
         let mut judge = Judge::new(rule);
-        let seed = nth_seed(self.goal.seed, self.trials.len() as u64);
+        let seed = self.goal.seed.wrapping_add(self.trials.len() as u64);
         let trial = Trial { load, requests: judge.max_requests(), warmup: rule.warmup, seed };
         let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
         let verdict = judge.close();
