@@ -3,7 +3,7 @@
 //! `cargo test -p sluice-sim calibrate -- --nocapture` prints every table. `first.csv` and `second.csv` are from two machines, and
 //! where they measured the same load they differ by 3 % in TPOT and by up to 27 % in the median TTFT of a burst.
 
-use super::play::{Arrival, Life, quantile, replay};
+use super::play::{Arrival, Life, mean, quantile, replay};
 use super::rows::{Load, Server};
 use super::*;
 use crate::machine::{Constants, Gpu, Layout, Model, Profile};
@@ -12,6 +12,7 @@ use crate::{CostModel, StepLoad};
 const FIRST: &str = include_str!("../../../tests/fixtures/h200/first.csv");
 const SECOND: &str = include_str!("../../../tests/fixtures/h200/second.csv");
 const STEPS: &str = include_str!("../../../tests/fixtures/h200/steps.csv");
+const TRAFFIC_STEPS: &str = include_str!("../../../tests/fixtures/h200/traffic_steps.csv");
 const REQUESTS: &str = include_str!("../../../tests/fixtures/h200/requests.csv");
 
 /// The host of both machines.
@@ -75,6 +76,8 @@ fn steps_take_as_long_as_they_took() {
             prompts: prompts as u32,
             context_read: context as u64,
             attention_pairs: pairs,
+            // Chunks of a group were about as long as each other.
+            longest_context: pairs / (tokens - (sequences - prompts)).max(1.0),
             adapter: adapter > 0.0,
             ..StepLoad::default()
         };
@@ -83,6 +86,33 @@ fn steps_take_as_long_as_they_took() {
     let (median, p90) = (quantile(errors.clone(), 0.5), quantile(errors.clone(), 0.9));
     println!("{} groups of steps: median error {median:.3}, nine of ten within {p90:.3}", errors.len());
     assert!(errors.len() > 140 && median <= 0.04 && p90 <= 0.12);
+}
+
+/// With more than 16 decodes beside it, the attention of a piece is not split and takes longer, until its context is 14,000
+/// tokens. The model has the mean of both.
+#[test]
+fn steps_in_mixed_traffic_take_as_long_as_they_took() {
+    let model = CostModel::new(&quiet(), 256, 8192);
+    let lines = TRAFFIC_STEPS.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    let errors: Vec<f64> = lines
+        .map(|line| {
+            let fields: Vec<f64> = line.split(',').map(|field| field.parse().unwrap()).collect();
+            let [chunk, context, decodes, ms, _] = fields[..] else { panic!("{line}") };
+            let mut load = StepLoad::default();
+            (0..decodes as u32).for_each(|_| load.add(264, 1, false));
+            if chunk > 0.0 {
+                load.add(context as u32, chunk as u32, false);
+            }
+            let simulated = model.gpu(&load).as_secs_f64() * 1e3;
+            println!("{line}: {simulated:.2} ms, {:+.1} %", 100.0 * (simulated / ms - 1.0));
+            simulated / ms - 1.0
+        })
+        .collect();
+    let sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+    let (mean, median, largest) =
+        (mean(errors.into_iter()), quantile(sizes.clone(), 0.5), quantile(sizes.clone(), 1.0));
+    println!("{} kinds of steps: mean error {mean:.3}, median {median:.3}, largest {largest:.3}", sizes.len());
+    assert!(sizes.len() == 38 && mean.abs() <= 0.02 && median <= 0.08 && largest <= 0.14);
 }
 
 /// The recorded requests of one run: when each came and how long, and what its client saw.

@@ -1,6 +1,6 @@
 //! What the engine reports: the outcome of a step, and the counters of the prefix cache.
 //!
-//! An outcome is returned when its step starts. The caller makes it visible when the step's duration has passed.
+//! An outcome is returned when its step starts. The caller says when the step ends, and makes it visible then.
 
 use std::time::Duration;
 
@@ -30,13 +30,17 @@ pub struct Admitted {
     pub resumed: bool,
 }
 
-/// What a step did. It becomes visible when `duration` has passed.
+/// What a step did, and what its end depends on.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
-    /// How long the step took, of GPU and CPU time ([`CostModel`](crate::machine::CostModel)).
-    pub duration: Duration,
-    /// CPU time to prepare and launch it.
-    pub host: Duration,
+    /// GPU time, with jitter, as all times here.
+    pub gpu: Duration,
+    /// CPU time before the first kernel can be launched.
+    pub preparation: Duration,
+    /// CPU time to launch its kernels. The GPU begins with the first of them.
+    pub launch: Duration,
+    /// Time that neither CPU nor GPU hides ([`CostModel::exposed`](crate::machine::CostModel::exposed)).
+    pub exposed: Duration,
     /// What was computed.
     pub load: StepLoad,
     /// Tokens sampled, in running order.
@@ -47,6 +51,20 @@ pub struct StepOutcome {
     pub preempted: u32,
     /// Adapters that had to be loaded first.
     pub adapter_loads: AdapterLoads,
+}
+
+impl StepOutcome {
+    /// CPU time to prepare and launch the step.
+    pub fn host(&self) -> Duration {
+        self.preparation + self.launch
+    }
+
+    /// When the step ends if the GPU is free at `free` and the CPU begins to prepare it at `planned`: the GPU begins once both have
+    /// come to it, and cannot end before the last kernel is launched.
+    pub fn ends(&self, free: Duration, planned: Duration) -> Duration {
+        let begins = free.max(planned + self.preparation);
+        (begins + self.gpu).max(planned + self.host()) + self.exposed
+    }
 }
 
 /// Lookups and hits of the prefix cache since the start, in tokens, as vLLM counts them. A sequence is counted at its first

@@ -155,11 +155,9 @@ impl Engine {
         let (mut load, emitted) = self.advance();
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
         let (gpu, preparation, launch) = self.jittered(&load);
-        let host = preparation + launch;
-        let overlapped = if self.plans_ahead() { gpu.max(host) } else { preparation + gpu.max(launch) };
-        let duration = overlapped + self.cost.exposed(&load);
+        let exposed = self.cost.exposed(&load);
         let StepPlan { admitted, preempted, .. } = plan;
-        Some(StepOutcome { duration, host, load, emitted, admitted, preempted, adapter_loads })
+        Some(StepOutcome { gpu, preparation, launch, exposed, load, emitted, admitted, preempted, adapter_loads })
     }
 
     /// Makes requests that were added since the last step began available to the next plan. For a caller that plans later

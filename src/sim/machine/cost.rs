@@ -53,6 +53,8 @@ pub struct StepLoad {
     pub context_read: u64,
     /// Pairs of query and key in chunks of more than one token (causal).
     pub attention_pairs: f64,
+    /// The longest context among these chunks, tokens: what precedes a chunk and half of it.
+    pub longest_context: f64,
     /// Sequences that advance by more than one token.
     pub prompts: u32,
     /// Whether a sequence in the step uses a LoRA adapter.
@@ -74,8 +76,9 @@ impl StepLoad {
             self.context_read += u64::from(computed) + 1;
         } else {
             self.prompts += 1;
-            let (computed, chunk) = (f64::from(computed), f64::from(chunk));
-            self.attention_pairs += chunk * (computed + chunk / 2.0);
+            let (context, chunk) = (f64::from(computed) + f64::from(chunk) / 2.0, f64::from(chunk));
+            self.attention_pairs += chunk * context;
+            self.longest_context = self.longest_context.max(context);
         }
     }
 }
@@ -207,7 +210,8 @@ impl CostModel {
         if load.prompts == 0 {
             return bytes / self.rates.kv_cache_per_s;
         }
-        let chunks = f64::from(load.tokens - (load.sequences - load.prompts).min(load.tokens));
+        // Tokens whose tiles take as long as those of the prompt with the longest context: short prompts beside it end early.
+        let chunks = load.attention_pairs / load.longest_context;
         let waves = chunks.max(1.0) * f64::from(self.shape.heads) / TILE / tiles_at_once;
         // The time of all tiles, in units of a full wave.
         let taken = (waves + kernel.idle_share * (waves.ceil() - waves)).min(kernel.split_penalty * waves);

@@ -7,7 +7,7 @@
 //! Steps follow each other without a gap: the next one starts when the last one ended, even if [`VirtualServer::poll`] is called
 //! later. So a late caller does not slow the engine down. The tokens of a step are reported when clients see them, while later
 //! steps already run. The engine processes results only after it has launched the next step. Without a graph that takes the CPU
-//! 10 ms, and sometimes as long as the GPU takes for the step ([`CostModel::stall_share`]).
+//! 10 to 30 ms, and sometimes as long as the GPU takes for the step ([`CostModel::stall_share`]).
 //!
 //! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
 //!
@@ -217,7 +217,7 @@ impl VirtualServer {
             _ if !self.engine.plans_ahead() => ended,
             None => ended,
             Some(next) if next.stalled => next.ended,
-            Some(next) => ended.max(next.planned + next.outcome.host),
+            Some(next) => ended.max(next.planned + next.outcome.host()),
         }
     }
 
@@ -244,11 +244,11 @@ impl VirtualServer {
         self.add_ready(at);
         let Some(outcome) = self.engine.step() else { return };
         let extra = std::mem::take(&mut self.stall);
-        let ended = at + outcome.duration + extra;
+        let ended = outcome.ends(at, planned) + extra;
         let cost = self.engine.cost();
-        // The duration has jitter, so its digits can seed this draw.
-        let stalled = Rng::new(outcome.duration.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
-        let launched = if stalled { ended } else { planned + outcome.host };
+        // The GPU time has jitter, so its digits can seed this draw.
+        let stalled = Rng::new(outcome.gpu.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
+        let launched = if stalled { ended } else { planned + outcome.host() };
         let next_plan = if self.engine.plans_ahead() { launched.clamp(at, ended) } else { ended };
         self.under_way = Some(RunningStep { started: at, ended, planned, next_plan, stalled, extra, outcome });
     }
