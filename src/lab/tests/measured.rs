@@ -73,7 +73,7 @@ fn errors(row: &MeasuredRow, constants: &Constants) -> [f64; 5] {
         engine.sim = SimConfig::from_args(&args, profile.clone()).unwrap();
     }
     let arrival = Arrival::Poisson { rate: 16.0 * row.engines as f64 };
-    let load = RunPlan { arrival, extent: row.extent.clone(), ..mixed(45) };
+    let load = RunPlan { arrival, extent: row.extent, ..mixed(45) };
     let permits = "long_prefix = { threshold = \"5k\", slots = 1 }";
     let run = run(&Lab::new(config(row.engines, permits), engines, vec![load]), row.seed).unwrap();
     let tail = |class, of: fn(&sluice_bench::Record) -> f64| percentile(&run, class, of, 0.99);
