@@ -76,3 +76,26 @@ pub struct PrefixStats {
     /// `vllm:prefix_cache_hits`.
     pub hits: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a step of 20 ms of GPU time ends for which the CPU takes 2 ms to prepare and 25 ms to launch.
+    fn ends(free: u64, planned: u64) -> u128 {
+        let ms = Duration::from_millis;
+        let (gpu, preparation, launch, exposed) = (ms(20), ms(2), ms(25), Duration::ZERO);
+        let (load, adapter_loads) = (StepLoad::default(), AdapterLoads::default());
+        let (emitted, admitted) = (Vec::new(), Vec::new());
+        let step =
+            StepOutcome { gpu, preparation, launch, exposed, load, emitted, admitted, preempted: 0, adapter_loads };
+        step.ends(ms(free), ms(planned)).as_millis()
+    }
+
+    #[test]
+    fn a_launch_that_began_while_the_gpu_was_busy_does_not_make_the_step_longer() {
+        assert_eq!(ends(114, 100), 134, "the GPU has the first kernels when it is free");
+        assert_eq!(ends(103, 100), 127, "the last kernel is launched at 127");
+        assert_eq!(ends(100, 100), 127, "nothing was under way");
+    }
+}

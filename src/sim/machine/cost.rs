@@ -251,6 +251,24 @@ mod tests {
         assert!(load(&[(8192, 8192)], false) > 1.25 * load(&[(0, 8192)], false));
     }
 
+    /// The attention of the piece alone takes as many waves beside them: only their own work is added.
+    #[test]
+    fn short_prompts_beside_a_long_piece_add_time() {
+        let gpu = |context: u32, short: usize| {
+            let mut load = StepLoad::default();
+            load.add(context, 256, false);
+            (0..short).for_each(|_| load.add(0, 200, false));
+            let cost = model().with_graphs(Graphs::none());
+            cost.attention(&load)
+        };
+        for context in [1_000, 8_000, 15_700] {
+            for short in 0..4 {
+                let (fewer, more) = (gpu(context, short), gpu(context, short + 1));
+                assert!(more >= fewer, "{context} {short}: {fewer} {more}");
+            }
+        }
+    }
+
     #[test]
     fn an_adapter_costs_only_the_steps_it_is_in_and_more_to_one_stream_than_to_many() {
         let ratio = |streams: usize| load(&vec![(300, 1); streams], true) / load(&vec![(300, 1); streams], false);
