@@ -54,13 +54,10 @@ impl Scenario {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(format!("lab-{name}")));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_tables(&config, self.configured(variant) != (&None, &None))?;
-        let named = |config: &Config, name: &str| {
-            config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name)
-        };
         // A backend may also be one that another number of engines adds, or leaves out.
-        let mut unknown: Vec<&String> = variant.engine.keys().filter(|name| !named(&config, name)).collect();
+        let mut unknown: Vec<&String> = variant.engine.keys().filter(|name| !has_backend(&config, name)).collect();
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
-        unknown.retain(|name| !named(&config, name));
+        unknown.retain(|name| !has_backend(&config, name));
         if let Some(name) = unknown.first() {
             return Err(LabError::NoBackend((*name).clone()));
         }
@@ -193,11 +190,9 @@ impl Scenario {
     /// Checks that every backend that the file names exists and has one `[[engine]]`. With a configuration of the gateway, one
     /// table is for all others.
     fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
-        let known =
-            |name: &str| config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name);
         let mut named = BTreeSet::new();
         for name in self.file.engine.iter().flat_map(|table| &table.backend) {
-            if !known(name) {
+            if !has_backend(config, name) {
                 return Err(LabError::NoBackend(name.clone()));
             }
             if !named.insert(name) {
@@ -239,6 +234,10 @@ fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, Str
         pool.backends.push(Backend { name, target: moved(&of.target, endpoint), ..of.clone() });
     }
     Ok(copies)
+}
+
+fn has_backend(config: &Config, name: &str) -> bool {
+    config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name)
 }
 
 /// Gives each launched engine without a port a port of its own, so that its address is unique.

@@ -292,6 +292,7 @@ fn an_invalid_scenario_says_what_to_change() {
         (format!("{traffic}[[engine]]\nchange = [{{ at = \"1s\", slower = 0.0 }}]\n"), "slower = 0 is not above 0"),
         (configured("[[engine]]\n[[engine]]\n"), "2 [[engine]] tables have no key 'backend'"),
         (configured("[[engine]]\ncount = 2\n"), "count = 2 in [[engine]] is for files without a configuration"),
+        (configured("[[engine]]\nbackend = [\"h\"]\n"), "the engine \"h\" belongs to no backend"),
         (configured("[[engine]]\nbackend = [\"g\"]\n[[engine]]\nbackend = [\"g\"]\n"), "backend \"g\" has two engines"),
         (format!("gateway = \"[[pool]]\"\nconfig = \"x\"\n{traffic}"), "not both"),
         (format!("gateway = \"[pool\"\n{traffic}"), "gateway"),
