@@ -51,6 +51,9 @@ pub struct Efficiency {
     pub mixed_kv_cache: f64,
     /// Of the FLOPs, in linear layers with many tokens.
     pub linear: f64,
+    /// The same with fp8 weights, of the FLOPs in fp8.
+    #[serde(default = "fp8_linear")]
+    pub fp8_linear: f64,
     /// Of the FLOPs, in the attention of prompts long enough to use all multiprocessors.
     pub attention: f64,
 }
@@ -67,6 +70,19 @@ pub struct KernelConstants {
     /// Upper bound on that cost, as a factor over the time in proportion to tiles. It applies to less than a wave, where
     /// contexts are split over the idle multiprocessors.
     pub split_penalty: f64,
+    /// Linear layers with fp8 weights and more tokens than a tile take as long as with this many tokens more for each
+    /// multiprocessor: their kernels fill the GPU only with thousands of tokens.
+    #[serde(default = "fp8_idle_tokens")]
+    pub fp8_idle_tokens: f64,
+}
+
+/// For constants that were written before they had those of fp8.
+fn fp8_linear() -> f64 {
+    Constants::fitted().efficiency.fp8_linear
+}
+
+fn fp8_idle_tokens() -> f64 {
+    Constants::fitted().kernel.fp8_idle_tokens
 }
 
 /// Rows of a tile. A row is a token in linear layers, and a token of one query head in attention.
@@ -186,9 +202,9 @@ impl Constants {
     /// Missing or invalid numbers, with their keys.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
         let constants: Self = parse("constants", name, text, &["efficiency", "kernel", "step", "host", "front_end"])?;
-        let Efficiency { bandwidth, kv_cache, mixed_kv_cache, linear, attention } = constants.efficiency;
-        if [bandwidth, kv_cache, mixed_kv_cache, linear, attention].iter().any(|share| !(*share > 0.0 && *share <= 1.0))
-        {
+        let Efficiency { bandwidth, kv_cache, mixed_kv_cache, linear, fp8_linear, attention } = constants.efficiency;
+        let shares = [bandwidth, kv_cache, mixed_kv_cache, linear, fp8_linear, attention];
+        if shares.iter().any(|share| !(*share > 0.0 && *share <= 1.0)) {
             let error = "efficiencies must be above 0 and at most 1".to_owned();
             return Err(ProfileError::Wrong { what: "constants", name: name.to_owned(), error });
         }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and adds two all-reduces per layer. With fp8 weights
-//! the linear layers have half the bytes; their rate is higher only on a chip with fp8 arithmetic.
+//! the linear layers have half the bytes; their rate differs only on a chip with fp8 arithmetic.
 
 use super::constants::{Constants, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 use super::gpu::Gpu;
@@ -82,6 +82,8 @@ pub struct Rates {
     pub mixed_kv_cache_per_s: f64,
     /// Effective rate of the linear layers, FLOP per second.
     pub linear_flops_per_s: f64,
+    /// Tokens that the linear layers of more than a tile could compute in the same time.
+    pub idle_tokens: f64,
     /// Effective rate of the attention of prompts, FLOP per second.
     pub attention_flops_per_s: f64,
     /// Attention tiles that are computed at the same time.
@@ -132,9 +134,10 @@ impl Profile {
         let kv_share = f64::from(group.min(model.kv_heads));
         let weight_element = if layout.fp8_weights { 1.0 } else { 2.0 };
         let kv_element = if layout.fp8_kv { 1.0 } else { 2.0 };
-        let flops = match gpu.fp8_tflops {
-            Some(fp8) if layout.fp8_weights => fp8,
-            _ => gpu.bf16_tflops,
+        let Constants { efficiency, kernel, .. } = &constants;
+        let (linear_tflops, idle_tokens) = match gpu.fp8_tflops {
+            Some(fp8) if layout.fp8_weights => (fp8 * efficiency.fp8_linear, kernel.fp8_idle_tokens),
+            _ => (gpu.bf16_tflops * efficiency.linear, 0.0),
         };
         let (layers, head) = (model.layer_parameters() / share, model.head_parameters() / share);
         let shape = Shape {
@@ -154,7 +157,8 @@ impl Profile {
             weights_per_s: bandwidth * constants.efficiency.bandwidth,
             kv_cache_per_s: bandwidth * constants.efficiency.kv_cache,
             mixed_kv_cache_per_s: bandwidth * constants.efficiency.mixed_kv_cache,
-            linear_flops_per_s: flops * 1e12 * constants.efficiency.linear,
+            linear_flops_per_s: linear_tflops * 1e12,
+            idle_tokens: idle_tokens * f64::from(gpu.multiprocessors),
             attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention,
             tiles_at_once: f64::from(gpu.multiprocessors),
             reduce_s_per_step: reduces * latency,
