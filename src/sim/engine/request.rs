@@ -115,6 +115,8 @@ pub struct Request {
     pub content: Content,
     /// Anything else its blocks depend on (`cache_salt`, images). Sequences with different salts share no block.
     pub salt: u64,
+    /// Whether its prompt came as text, which the API server tokenizes.
+    pub text: bool,
     /// Whether it ignores cached blocks (as with `prompt_logprobs`). Its own blocks are cached all the same.
     pub skip_cached: bool,
 }
@@ -131,6 +133,7 @@ impl Default for Request {
             stops: false,
             content: Content::Own,
             salt: 0,
+            text: false,
             skip_cached: false,
         }
     }

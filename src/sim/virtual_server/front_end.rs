@@ -1,7 +1,8 @@
 //! The API server in front of the engine: one thread that accepts requests and sends tokens.
 //!
 //! ```text
-//! client -> in_us -> thread (shared by the requests in it) -> engine ... step end -> out_us -> thread (tokens) -> client
+//! client -> in_us -> tokenizer (texts only, one by one) -> thread (shared by the requests in it) -> engine
+//! engine -> step end -> out_us -> thread (tokens) -> client
 //! ```
 //!
 //! The event loop is modelled as processor sharing. So a burst of n requests reaches the engine together, after n times the work
@@ -45,6 +46,8 @@ struct Thread {
     at: Duration,
     /// Values of `done` at which requests leave, with their engine requests; in order.
     inside: VecDeque<(f64, Vec<Request>)>,
+    /// The requests whose prompts are being tokenized, with the times at which they enter; in order.
+    texts: VecDeque<(Duration, Vec<Request>)>,
 }
 
 impl FrontEnd {
@@ -68,20 +71,50 @@ impl FrontEnd {
     /// One HTTP request enters at `now` (times never decrease).
     pub(crate) fn enter(&mut self, now: Duration, requests: Vec<Request>) {
         // The choices of one request share its prompt.
-        let (id, prompt) = requests.first().map_or((0, 0), |request| (request.id, request.prompt_tokens));
+        let Some(first) = requests.first() else { return };
+        let at = self.thread_of(first.id);
+        if first.text {
+            let tokenizing = micros(self.rates.text_token_us * f64::from(first.prompt_tokens));
+            let texts = &mut self.threads[at].texts;
+            let begins = now + micros(self.rates.text_us);
+            let begins = texts.back().map_or(begins, |(free, _)| begins.max(*free));
+            texts.push_back((begins + tokenizing, requests));
+        } else {
+            self.enter_thread(at, now, requests);
+        }
+    }
+
+    fn enter_thread(&mut self, at: usize, now: Duration, requests: Vec<Request>) {
+        let prompt = requests.first().map_or(0, |request| request.prompt_tokens);
         let work = self.rates.request_us + self.rates.request_token_us * f64::from(prompt);
-        let at = self.thread_of(id);
         self.threads[at].enter(now, work.max(0.0) * 1e-6, requests);
     }
 
-    /// When the next request reaches the engine if no other enters.
+    /// Lets the requests enter their threads whose prompts are tokens by `now` and before anything leaves.
+    fn enter_texts(&mut self, now: Duration) {
+        loop {
+            let tokenized =
+                self.threads.iter().enumerate().filter_map(|(at, thread)| Some((thread.texts.front()?.0, at)));
+            let Some((ready, at)) = tokenized.min().filter(|(ready, _)| *ready <= now) else { return };
+            if self.threads.iter().filter_map(Thread::next_leave).any(|leaves| leaves < ready) {
+                return;
+            }
+            if let Some((_, requests)) = self.threads[at].texts.pop_front() {
+                self.enter_thread(at, ready, requests);
+            }
+        }
+    }
+
+    /// When the next request reaches the engine if no other enters; at the latest, then, [`Self::leave`] is to be called.
     pub(crate) fn next_leave(&self) -> Option<Duration> {
         let latency = micros(self.rates.in_us);
-        self.threads.iter().filter_map(Thread::next_leave).min().map(|at| at + latency)
+        let tokenized = self.threads.iter().filter_map(|thread| Some(thread.texts.front()?.0));
+        self.threads.iter().filter_map(Thread::next_leave).chain(tokenized).min().map(|at| at + latency)
     }
 
     /// Removes the first request if it has left its thread by `now`; returns it with the time at which it reaches the engine.
     pub(crate) fn leave(&mut self, now: Duration) -> Option<(Duration, Vec<Request>)> {
+        self.enter_texts(now);
         let thread = self.threads.iter_mut().filter_map(|thread| Some((thread.next_leave()?, thread)));
         let (at, thread) = thread.min_by_key(|(at, _)| *at).filter(|(at, _)| *at <= now)?;
         let (tag, requests) = thread.inside.pop_front()?;
@@ -117,14 +150,21 @@ impl FrontEnd {
     /// Removes a sequence; returns whether it was there. The work of its request remains.
     pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
         let before = self.sequences();
-        let inside = self.threads.iter_mut().flat_map(|thread| &mut thread.inside);
-        inside.for_each(|(_, requests)| requests.retain(|request| request.id != id));
+        for thread in &mut self.threads {
+            let texts = thread.texts.iter_mut().map(|(_, requests)| requests);
+            let waiting = thread.inside.iter_mut().map(|(_, requests)| requests).chain(texts);
+            waiting.for_each(|requests| requests.retain(|request| request.id != id));
+        }
         self.sequences() < before
     }
 
     /// Sequences inside.
     pub(crate) fn sequences(&self) -> usize {
-        self.threads.iter().flat_map(|thread| &thread.inside).map(|(_, requests)| requests.len()).sum()
+        let waiting = |thread: &Thread| {
+            let texts: usize = thread.texts.iter().map(|(_, requests)| requests.len()).sum();
+            texts + thread.inside.iter().map(|(_, requests)| requests.len()).sum::<usize>()
+        };
+        self.threads.iter().map(waiting).sum()
     }
 }
 
@@ -166,6 +206,8 @@ mod tests {
         token_us: 0.0,
         first_us: 0.0,
         first_token_us: 0.0,
+        text_us: 0.0,
+        text_token_us: 0.0,
         in_us: 0.0,
         out_us: 0.0,
     };
@@ -186,6 +228,31 @@ mod tests {
         assert_eq!(left, [15; 10]);
         front_end.enter(late, request(1, 100));
         assert_eq!(front_end.leave(late * 2).unwrap().0, late + Duration::from_millis(6));
+    }
+
+    #[test]
+    fn texts_are_tokenized_one_after_the_other_and_ids_pass_them() {
+        let rates = FrontEndRates { text_us: 3000.0, text_token_us: 1.0, request_us: 1000.0, in_us: 2000.0, ..NOTHING };
+        let mut front_end = FrontEnd::new(&rates);
+        let text = |id, prompt| vec![Request { text: true, ..request(id, prompt).remove(0) }];
+        front_end.enter(Duration::ZERO, text(1, 10_000));
+        front_end.enter(Duration::ZERO, text(2, 2_000));
+        front_end.enter(Duration::ZERO, request(3, 2_000));
+        assert_eq!(front_end.sequences(), 3);
+        // As the server does it: wake up at the time that was named, then take what has left.
+        let mut left = Vec::new();
+        while let Some(at) = front_end.next_leave() {
+            left.extend(std::iter::from_fn(|| front_end.leave(at)).map(|(at, one)| (one[0].id, at.as_millis())));
+        }
+        assert_eq!(left, [(3, 3), (1, 16), (2, 18)]);
+        front_end.enter(Duration::from_secs(1), text(4, 10));
+        assert!(front_end.abort(4) && front_end.sequences() == 0);
+        // Late calls find the same.
+        front_end.enter(Duration::from_secs(2), text(5, 10_000));
+        front_end.enter(Duration::from_secs(2), text(6, 2_000));
+        let late: Vec<_> =
+            std::iter::from_fn(|| front_end.leave(Duration::from_secs(3))).map(|(at, _)| at.as_millis()).collect();
+        assert_eq!(late.last(), Some(&2018));
     }
 
     #[test]
