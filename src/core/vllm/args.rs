@@ -12,7 +12,9 @@
 use std::collections::BTreeMap;
 
 use super::flags::{self, Flag, LookupError, Takes};
+use super::json_parts::JsonParts;
 use super::version::Version;
+use super::whole_number::{self, BinaryFraction};
 
 /// The value of a flag that was given.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,6 +121,7 @@ impl ServeArgs {
     pub fn parse_as<S: AsRef<str>>(version: Version, argv: &[S]) -> Result<Self, ArgsError> {
         let argv = model_first(argv);
         let mut args = Self::default();
+        let mut parts = JsonParts::default();
         let mut unrecognized = Vec::new();
         let mut rest = argv.iter().map(String::as_str).peekable();
         while let Some(word) = rest.next() {
@@ -165,17 +168,15 @@ impl ServeArgs {
                     values.extend(rest.next().map(str::to_owned));
                 }
             }
-            let value = match key {
-                // vLLM merges the parts into one object; here they stay as written.
-                Some(key) if flag.takes == Takes::Json => {
-                    let part = values.pop().ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
-                    let before = args.text(flag.name).map(|text| format!("{text} ")).unwrap_or_default();
-                    Value::Text(format!("{before}{key}={part}"))
-                }
-                _ => value(flag, version, on, values)?,
-            };
+            if let Some(key) = key.filter(|_| flag.takes == Takes::Json) {
+                let text = values.pop().ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
+                parts.add(name, flag.name, key, &text);
+                continue;
+            }
+            let value = value(flag, version, on, values)?;
             args.values.insert(flag.name, value);
         }
+        args.values.extend(parts.into_texts().map(|(flag, text)| (flag, Value::Text(text))));
         if let Some(Value::Text(model)) = args.values.remove("model") {
             args.model = Some(model);
         }
@@ -355,33 +356,16 @@ fn lora(text: &str) -> Result<(String, String), ArgsError> {
     Ok((field("name")?, field("path")?))
 }
 
-/// `32768`, `32k`, `32K`, `1.5m`: lower case counts in thousands, upper case in powers of two. `auto` is -1.
+/// A whole number, maybe with a unit. `auto` is -1.
 fn size(flag: &Flag, version: Version, text: &str) -> Result<Option<i64>, ArgsError> {
     let text = text.trim();
     if flag.takes == Takes::SizeAuto && (text.eq_ignore_ascii_case("auto") || text == "-1") {
         return Ok(Some(-1));
     }
-    if let Ok(number) = text.parse() {
-        return Ok(Some(number));
-    }
-    let Some((at, unit)) = text.char_indices().next_back() else { return Ok(None) };
-    let power = match unit.to_ascii_lowercase() {
-        'k' => 1,
-        'm' => 2,
-        'g' => 3,
-        't' => 4,
-        _ => return Ok(None),
-    };
-    let number = &text[..at];
-    if !number.starts_with(|c: char| c.is_ascii_digit()) || !number.ends_with(|c: char| c.is_ascii_digit()) {
-        return Ok(None);
-    }
-    let base: f64 = if unit.is_ascii_lowercase() { 1000.0 } else { 1024.0 };
-    if base > 1000.0 && number.contains('.') {
-        return Err(ArgsError::Decimal { flag: flag.shown(version), number: number.to_owned(), unit });
-    }
-    let value = number.parse::<f64>().ok().map(|number| (number * base.powi(power)).trunc());
-    Ok(value.filter(|value| value.abs() < 9e15).map(|value| value as i64))
+    whole_number::parse(text).map_err(|BinaryFraction { number, unit }| {
+        let flag = flag.shown(version);
+        ArgsError::Decimal { flag, number, unit }
+    })
 }
 
 #[cfg(test)]
@@ -473,7 +457,9 @@ mod tests {
 
     #[test]
     fn the_model_may_be_a_flag_and_parts_of_json_too() {
-        let args = ServeArgs::parse(&["--port", "1", "--model", "x", "-O3", "--compilation-config.mode", "0"]).unwrap();
+        let args = ServeArgs::parse(&["--port", "1", "--model", "x", "-O3", "-cc.mode", "0"]).unwrap();
+        assert_eq!(args.text("compilation-config"), Some(r#"{"mode":0}"#));
+        assert_eq!(ServeArgs::parse(&args.to_argv()).as_ref(), Ok(&args));
         let spaced = ServeArgs::parse(&["m", "-O", "1"]).unwrap();
         assert_eq!(spaced.text("optimization-level"), Some("1"));
         assert_eq!((args.model(), args.int("port")), (Some("x"), Some(1)));

@@ -1,11 +1,19 @@
 //! CUDA graphs: the sizes (tokens of a step) that are captured, and which part of a step a graph covers.
 //!
-//! vLLM captures most sizes twice. A *full* graph replays a whole step; it is used for steps that only decode. A *piecewise*
-//! graph replays everything but the attention; it is used for steps that also prefill. A step is padded to the next captured
-//! size. A step with more tokens than the largest size has no graph: the CPU launches its kernels one by one.
+//! A *full* graph replays a whole step. A *piecewise* graph replays everything but the attention. A step is padded to the next
+//! captured size. A step with more tokens than the largest size has no graph: the CPU launches its kernels one by one.
+//!
+//! | `cudagraph_mode` | steps that only decode | steps that also prefill |
+//! |---|---|---|
+//! | `FULL_AND_PIECEWISE` (default) | full graph | piecewise graph |
+//! | `PIECEWISE` | piecewise graph | piecewise graph |
+//! | `FULL` | full graph | full graph |
+//! | `FULL_DECODE_ONLY` | full graph | no graph |
+//! | `NONE` | no graph | no graph |
 //!
 //! Sizes: 1, 2, 4, then by 8 up to 256, then by 16 up to `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or
-//! those of `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs exist up to `--max-num-seqs`.
+//! those of `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs for decodes alone exist up to
+//! `--max-num-seqs`; a larger step that only decodes is treated as one that also prefills.
 
 use std::sync::Arc;
 
@@ -16,13 +24,42 @@ const STRIDE: u32 = 16;
 /// The most sizes that flags can request.
 pub const MAX_SIZES: usize = 4096;
 
+/// Which steps have which graph: `cudagraph_mode` of vLLM. See the header of this file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GraphMode {
+    /// No step has one.
+    None,
+    /// All steps have piecewise graphs.
+    Piecewise,
+    /// All steps have full graphs.
+    Full,
+    /// Steps that only decode have full graphs.
+    FullDecodeOnly,
+    /// Steps that only decode have full graphs, the others have piecewise graphs.
+    #[default]
+    FullAndPiecewise,
+}
+
+impl GraphMode {
+    /// What is left of it without piecewise graphs, which need vLLM's own compilation.
+    #[must_use]
+    pub fn without_piecewise(self) -> Self {
+        match self {
+            Self::Piecewise => Self::None,
+            Self::FullAndPiecewise => Self::FullDecodeOnly,
+            mode => mode,
+        }
+    }
+}
+
 /// Sizes for which graphs were captured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graphs {
-    /// Ascending, without duplicates, above 0.
+    mode: GraphMode,
+    /// Ascending, without duplicates, above 0. Empty only without graphs.
     sizes: Arc<[u32]>,
-    /// How many of them, the smallest first, are also captured as full graphs.
-    full: usize,
+    /// How many of them, the smallest first, a step that only decodes can have.
+    decodes: usize,
 }
 
 /// Which part of a step its graph covers.
@@ -37,9 +74,9 @@ pub enum Coverage {
 }
 
 impl Graphs {
-    /// No graphs: `--enforce-eager`.
+    /// No graphs, as with `--enforce-eager`.
     pub fn none() -> Self {
-        Self { sizes: Arc::new([]), full: 0 }
+        Self { mode: GraphMode::None, sizes: Arc::new([]), decodes: 0 }
     }
 
     /// The sizes that vLLM chooses for these limits. `largest` is `--max-cudagraph-capture-size`.
@@ -62,17 +99,35 @@ impl Graphs {
         sizes.sort_unstable();
         sizes.dedup();
         sizes.truncate(MAX_SIZES);
-        let full = sizes.partition_point(|size| *size <= max_num_seqs);
-        Self { sizes: sizes.into(), full }
+        if sizes.is_empty() {
+            return Self::none();
+        }
+        let decodes = sizes.partition_point(|size| *size <= max_num_seqs);
+        Self { mode: GraphMode::default(), sizes: sizes.into(), decodes }
+    }
+
+    /// The same sizes for other steps.
+    #[must_use]
+    pub fn with_mode(self, mode: GraphMode) -> Self {
+        if mode == GraphMode::None || self.sizes.is_empty() { Self::none() } else { Self { mode, ..self } }
+    }
+
+    /// Which steps have which graph.
+    pub fn mode(&self) -> GraphMode {
+        self.mode
     }
 
     /// The tokens of a step after padding, and the coverage of its graph. `decodes`: every sequence advances by one token.
     pub fn pad(&self, tokens: u32, decodes: bool) -> (u32, Coverage) {
         let at = self.sizes.partition_point(|size| *size < tokens);
+        let coverage = match (self.mode, decodes && at < self.decodes) {
+            (GraphMode::Full, _) | (GraphMode::FullDecodeOnly | GraphMode::FullAndPiecewise, true) => Coverage::Full,
+            (GraphMode::Piecewise, _) | (GraphMode::FullAndPiecewise, false) => Coverage::Piecewise,
+            (GraphMode::None, _) | (GraphMode::FullDecodeOnly, false) => Coverage::None,
+        };
         match self.sizes.get(at) {
-            Some(size) if decodes && at < self.full => (*size, Coverage::Full),
-            Some(size) => (*size, Coverage::Piecewise),
-            None => (tokens, Coverage::None),
+            Some(size) if coverage != Coverage::None => (*size, coverage),
+            _ => (tokens, Coverage::None),
         }
     }
 
@@ -83,7 +138,14 @@ impl Graphs {
 
     /// The numbers of piecewise and of full graphs.
     pub fn counts(&self) -> (usize, usize) {
-        (self.sizes.len(), self.full)
+        let all = self.sizes.len();
+        match self.mode {
+            GraphMode::None => (0, 0),
+            GraphMode::Piecewise => (all, 0),
+            GraphMode::Full => (0, all),
+            GraphMode::FullDecodeOnly => (0, self.decodes),
+            GraphMode::FullAndPiecewise => (all, self.decodes),
+        }
     }
 
     /// Whether the two largest sizes are further apart than in vLLM's own list. Then capturing the smaller one does not reuse
@@ -116,6 +178,30 @@ mod tests {
         assert_eq!((padded(513), padded(512).1), ((513, Coverage::None), Coverage::Piecewise));
         assert_eq!([graphs.pad(256, true).1, graphs.pad(257, true).1], [Coverage::Full, Coverage::Piecewise]);
         assert_eq!(Graphs::none().pad(1, true), (1, Coverage::None));
+    }
+
+    #[test]
+    fn each_mode_covers_its_steps() {
+        let of = |mode| {
+            let graphs = Graphs::chosen(256, 8192, None).with_mode(mode);
+            // A decode, a step that also prefills, decodes above `max_num_seqs`, and a step above the largest size.
+            let steps = [(17, true), (17, false), (300, true), (513, false)];
+            (graphs.counts(), steps.map(|(tokens, decodes)| graphs.pad(tokens, decodes)))
+        };
+        let (full, piecewise, none) = (Coverage::Full, Coverage::Piecewise, Coverage::None);
+        let above = (513, none);
+        for (mode, counts, steps) in [
+            (GraphMode::FullAndPiecewise, (51, 35), [(24, full), (24, piecewise), (304, piecewise), above]),
+            (GraphMode::Piecewise, (51, 0), [(24, piecewise), (24, piecewise), (304, piecewise), above]),
+            (GraphMode::Full, (0, 51), [(24, full), (24, full), (304, full), above]),
+            (GraphMode::FullDecodeOnly, (0, 35), [(24, full), (17, none), (300, none), above]),
+            (GraphMode::None, (0, 0), [(17, none), (17, none), (300, none), above]),
+        ] {
+            assert_eq!(of(mode), (counts, steps), "{mode:?}");
+        }
+        assert_eq!(Graphs::none().with_mode(GraphMode::Full), Graphs::none());
+        assert_eq!(GraphMode::FullAndPiecewise.without_piecewise(), GraphMode::FullDecodeOnly);
+        assert_eq!(GraphMode::Piecewise.without_piecewise(), GraphMode::None);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! utilisation of 0.92, and 912,000 with one adapter slot of rank 16. An error means that vLLM would refuse to start.
 
 use super::gpu::{GIB, Gpu};
-use super::graphs::Graphs;
+use super::graphs::{GraphMode, Graphs};
 use super::layout::Layout;
 use super::model::Model;
 
@@ -203,12 +203,16 @@ fn activation_bytes(model: &Model, settings: &MemorySettings, group: f64) -> f64
 /// Bytes that vLLM reserves for graphs; twice as much with LoRA.
 fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
     let (piecewise, full) = settings.graphs.counts();
-    if piecewise == 0 {
+    if piecewise + full == 0 {
         return 0.0;
     }
-    let further = if settings.graphs.is_sparse() { SPARSE_GRAPH } else { PIECEWISE_GRAPH };
+    let sparse = settings.graphs.is_sparse();
+    let further = if sparse { SPARSE_GRAPH } else { PIECEWISE_GRAPH };
+    // In this mode the second graph that vLLM captures is a full one of the same size. Its memory was not measured.
+    let further_full = if sparse && settings.graphs.mode() == GraphMode::Full { SPARSE_GRAPH } else { FULL_GRAPH };
     let sets = if settings.lora.is_some() { 2.0 } else { 1.0 };
-    let bytes = FIRST_GRAPH + further * (piecewise as f64 - 1.0) + FULL_GRAPH * full.saturating_sub(1) as f64;
+    let beyond_first = |count: usize| count.saturating_sub(1) as f64;
+    let bytes = FIRST_GRAPH + further * beyond_first(piecewise) + further_full * beyond_first(full);
     sets * bytes * f64::from(model.layers) / GRAPH_LAYERS
 }
 
@@ -280,7 +284,22 @@ mod tests {
         let sizes = [1, 2, 4].into_iter().chain((8..=256).step_by(8)).chain([384, 512, 640, 768, 1024, 1280]);
         let sparse = Graphs::of_sizes(sizes.collect(), 256, 8192);
         assert_eq!(sparse.counts(), (41, 35));
-        let gib = f64::from(tokens(sparse)) * 131_072.0 / GIB;
+        let gib = f64::from(tokens(sparse.clone())) * 131_072.0 / GIB;
         assert!((95.0..97.0).contains(&gib), "41 piecewise graphs leave 95 GiB: {gib}");
+        assert!(tokens(sparse.with_mode(GraphMode::FullDecodeOnly)) > 914_320, "no graph of the sparse sizes");
+    }
+
+    #[test]
+    fn every_mode_sets_aside_memory_for_its_graphs_alone() {
+        let mib = |mode| {
+            let graphs = Graphs::chosen(256, 8192, None).with_mode(mode);
+            let settings = MemorySettings { graphs, ..MemorySettings::default() };
+            (budget("h200", "llama-3.1-8b", settings).unwrap().graphs / MIB).round()
+        };
+        assert_eq!(mib(GraphMode::FullAndPiecewise), 134.0 + 50.0 * 6.0 + 34.0 * 2.0);
+        assert_eq!(mib(GraphMode::Piecewise), 134.0 + 50.0 * 6.0);
+        assert_eq!(mib(GraphMode::Full), 134.0 + 50.0 * 2.0);
+        assert_eq!(mib(GraphMode::FullDecodeOnly), 134.0 + 34.0 * 2.0);
+        assert_eq!(mib(GraphMode::None), 0.0);
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 pub use constants::{Constants, Efficiency, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 pub use cost::{CostModel, StepLoad};
 pub use gpu::{GIB, Gpu};
-pub use graphs::Graphs;
+pub use graphs::{GraphMode, Graphs};
 pub use layout::Layout;
 pub use memory::{KvBudget, MemoryError, MemorySettings, kv_budget};
 pub use model::Model;

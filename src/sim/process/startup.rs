@@ -2,7 +2,8 @@
 //!
 //! The list depends on the settings alone, so that it can be tested; the caller writes the lines and waits. Times are those
 //! of an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache); other models scale with their weights and
-//! layers. A warm cache skips the compilation; `--enforce-eager` and `-O0` skip it and the graphs.
+//! layers. A warm cache skips the compilation; `--enforce-eager` and `-O0` skip it and the graphs; `--compilation-config` can
+//! skip either.
 //!
 //! | phase | 8B on an H200, seconds |
 //! |---|---|
@@ -11,11 +12,11 @@
 //! | weights | 5 + weights / 4 GiB/s |
 //! | compilation | Dynamo 4.6 + 14.8 for the graph; 4.2 to load it from the cache |
 //! | profiling run | 2 |
-//! | graphs | 0.006 for each size and layer, twice with LoRA |
+//! | graphs | 0.003 for each size and layer, piecewise and again full, both twice with LoRA |
 
 use std::time::Duration;
 
-use crate::machine::GIB;
+use crate::machine::{GIB, GraphMode};
 use crate::observe::log::{Level, LogSource};
 use crate::process::config::SimConfig;
 use crate::process::refusal::{Refusal, Stage};
@@ -94,7 +95,7 @@ pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
         events.push(core("monitor.py:81", "Initial profiling/warmup run took 2.00 s"));
     }
     events.extend(sizing(config));
-    let graphs = if config.compiled { capturing(config, &mut events) } else { 0.0 };
+    let graphs = if config.eager { 0.0 } else { capturing(config, &mut events) };
     let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
     let took = compilation + graphs + PROFILING;
     events.push(core(
@@ -151,17 +152,29 @@ fn sizing(config: &SimConfig) -> Vec<Event> {
 
 /// Adds the capture of CUDA graphs; returns its seconds.
 fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
-    let (piecewise, _) = config.graphs.counts();
+    let (piecewise, full) = config.graphs.counts();
+    if piecewise + full == 0 {
+        let text = "Skipping encoder and decoder CUDA graph capture. To enable encoder capture, ensure \
+                    `cudagraph_mm_encoder` is enabled; to enable decoder capture, ensure `cudagraph_mode` is not `NONE`.";
+        events.push(Event::Line(LogSource::EngineCore, Level::Warning, "model_runner.py:1062", text.to_owned()));
+        return 0.0;
+    }
     let sets = if config.lora { 2.0 } else { 1.0 };
-    let took = sets * piecewise as f64 * 2.0 * 0.003 * f64::from(config.profile.shape.layers);
+    let each = sets * piecewise.max(full) as f64 * 0.003 * f64::from(config.profile.shape.layers);
+    let full_steps = if config.graphs.mode() == GraphMode::Full { "mixed prefill-decode" } else { "decode" };
+    let mut took = 0.0;
+    for (count, steps, kind) in [(piecewise, "mixed prefill-decode", "PIECEWISE"), (full, full_steps, "FULL")] {
+        if count > 0 {
+            let line = format!("Capturing CUDA graphs ({steps}, {kind})");
+            events.extend([core("gpu_model_runner.py:6420", line), seconds(each)]);
+            took += each;
+        }
+    }
     let gib = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
-    events.extend([
-        core("gpu_model_runner.py:6420", "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)"),
-        seconds(took / 2.0),
-        core("gpu_model_runner.py:6420", "Capturing CUDA graphs (decode, FULL)"),
-        seconds(took / 2.0),
-        core("gpu_model_runner.py:6512", format!("Graph capturing finished in {took:.0} secs, took {gib:.2} GiB")),
-    ]);
+    events.push(core(
+        "gpu_model_runner.py:6512",
+        format!("Graph capturing finished in {took:.0} secs, took {gib:.2} GiB"),
+    ));
     took
 }
 
@@ -187,7 +200,7 @@ fn beginning(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
         events
             .push(api("scheduler.py:312", format!("Chunked prefill is enabled with max_num_batched_tokens={budget}.")));
     }
-    if !config.compiled {
+    if config.eager {
         let text = "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to \
                     setting -cc.mode=none -cc.cudagraph_mode=none and --kernel_config.enable_jit_warmup=False";
         events.push(Event::Line(LogSource::ApiServer, Level::Warning, "vllm.py:1703", text.to_owned()));
@@ -202,7 +215,7 @@ fn beginning(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
                  dtype=torch.bfloat16, max_seq_len={length}, tensor_parallel_size={}, enforce_eager={}, \
                  served_model_name={}, enable_prefix_caching={}, enable_chunked_prefill={}",
                 config.profile.layout.tensor_parallel,
-                python(!config.compiled),
+                python(config.eager),
                 config.names.first().map_or("", String::as_str),
                 python(config.engine.prefix_caching),
                 python(config.engine.chunked_prefill)
@@ -340,6 +353,33 @@ mod tests {
             assert!(found.is_some(), "{line} after {}", &text[at..(at + 80).min(text.len())]);
             at += found.unwrap();
         }
+    }
+
+    #[test]
+    fn what_is_not_captured_is_not_logged() {
+        let texts = |flags: &[&str]| -> Vec<String> {
+            let lines = start(&[&["m", "--max-num-seqs", "256"], flags].concat(), true).into_iter();
+            let texts = lines.filter_map(|event| if let Event::Line(.., text) = event { Some(text) } else { None });
+            texts.filter(|text| text.contains("aptur") || text.contains("nforce") || text.contains("Dynamo")).collect()
+        };
+        let dynamo = "Dynamo bytecode transform time: 4.60 s";
+        for (flags, expected) in [
+            (&["-O1"][..], &[dynamo, "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)", "in 5 secs"][..]),
+            (&["-cc.cudagraph_mode=FULL"], &[dynamo, "graphs (mixed prefill-decode, FULL)", "in 5 secs"]),
+            (&["-cc.cudagraph_mode=FULL_DECODE_ONLY"], &[dynamo, "graphs (decode, FULL)", "in 3 secs"]),
+            (&["-cc.cudagraph_mode=NONE"], &[dynamo, "Skipping encoder and decoder CUDA graph capture."]),
+            (&["-cc.mode=0"], &["graphs (decode, FULL)", "in 3 secs"]),
+            (&["-O0"], &["Skipping encoder and decoder CUDA graph capture."]),
+        ] {
+            let found = texts(flags);
+            let found: Vec<&String> = found.iter().filter(|text| !text.contains("enforce_eager=False")).collect();
+            assert_eq!(found.len(), expected.len(), "{flags:?}: {found:?}");
+            assert!(found.iter().zip(expected).all(|(text, part)| text.contains(part)), "{flags:?}: {found:?}");
+        }
+        let eager = texts(&["--enforce-eager"]);
+        assert!(
+            eager.len() == 2 && eager[0].starts_with("Enforce eager set") && eager[1].contains("enforce_eager=True")
+        );
     }
 
     #[test]

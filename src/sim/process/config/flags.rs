@@ -2,6 +2,7 @@
 //!
 //! The simulator warns about every flag that is not in this list. A value out of its range is refused with vLLM's message.
 
+use super::compilation;
 use crate::process::refusal::Refusal;
 use sluice_core::vllm::args::ServeArgs;
 
@@ -64,9 +65,10 @@ const SIMULATED: &[&str] = &[
     "watermark",
 ];
 
-/// Flags that were given and that the simulator does not act on, for a warning.
-pub fn without_effect(args: &ServeArgs) -> Vec<&'static str> {
-    args.flags().filter(|flag| !SIMULATED.contains(flag)).collect()
+/// Flags, and keys of the compilation config, that were given and that the simulator does not act on, for a warning.
+pub fn without_effect(args: &ServeArgs) -> Vec<String> {
+    let flags = args.flags().filter(|flag| !SIMULATED.contains(flag)).map(str::to_owned);
+    flags.chain(compilation::without_effect(args)).collect()
 }
 
 /// Whether an environment variable of vLLM is switched on.

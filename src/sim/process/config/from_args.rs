@@ -50,8 +50,6 @@ impl SimConfig {
         config.read_adapters(args)?;
         let wanted = config.length(args)?;
         config.read_scheduler(args, wanted)?;
-        let level = args.text("optimization-level");
-        config.compiled = args.switch("enforce-eager") != Some(true) && level != Some("0");
         config.read_graphs(args)?;
         config.read_memory(args, wanted, occupied)?;
         Ok(config)
@@ -71,7 +69,6 @@ impl SimConfig {
         let _ = config.read_frontend(args);
         let _ = config.read_scheduler(args, Some(config.max_model_len));
         config.lora = args.switch("enable-lora").unwrap_or(false);
-        config.compiled = args.switch("enforce-eager") != Some(true);
         let _ = config.read_graphs(args);
         config
     }

@@ -1,42 +1,77 @@
-//! Sizes of CUDA graphs from flags, and vLLM's errors about them.
+//! CUDA graphs from flags: for which steps, of which sizes, and vLLM's errors about them.
 //!
-//! `--cudagraph-capture-sizes` lists them, `--max-cudagraph-capture-size` bounds vLLM's own list; together they must agree.
-//! Without graphs (`--enforce-eager`, `-O0`) both are ignored. `--compilation-config` is not looked into.
+//! `--cudagraph-capture-sizes` lists the sizes, `--max-cudagraph-capture-size` bounds vLLM's own list; together they must
+//! agree. Both can be keys of `--compilation-config` instead, not as well. Without graphs (`--enforce-eager`, `-O0`) both are
+//! ignored.
 
 use super::SimConfig;
-use crate::machine::Graphs;
+use super::compilation::CompilationConfig;
+use crate::machine::{GraphMode, Graphs};
 use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
-    /// Reads `--cudagraph-capture-sizes` and `--max-cudagraph-capture-size`. Needs the limits of the scheduler.
+    /// Reads whether steps are compiled, and their graphs. Needs the limits of the scheduler.
     pub(super) fn read_graphs(&mut self, args: &ServeArgs) -> Result<(), Refusal> {
+        let asked = CompilationConfig::read(args);
+        let given = args.texts("cudagraph-capture-sizes");
+        let given: Option<Vec<i64>> =
+            (!given.is_empty()).then(|| given.iter().filter_map(|size| size.trim().parse().ok()).collect());
+        let given = one_of("cudagraph_capture_sizes", given, asked.sizes.clone())?;
+        let largest = one_of("max_cudagraph_capture_size", args.int("max-cudagraph-capture-size"), asked.largest)?;
+        self.eager = args.switch("enforce-eager") == Some(true);
+        let (compiled, mode) = asked.resolve(args, &self.profile.gpu);
+        self.compiled = compiled && !self.eager;
+        let mode = if self.eager { GraphMode::None } else { mode };
+        self.graphs = Graphs::none();
+        if mode == GraphMode::None {
+            return Ok(());
+        }
+        if largest.is_some_and(|largest| largest < 1) {
+            return Err(assertion(
+                "Maximum cudagraph size should be greater than or equal to 1 when using cuda graph.",
+            ));
+        }
         let (seqs, tokens) = (self.engine.max_num_seqs, self.engine.max_num_batched_tokens);
-        let largest = args.int("max-cudagraph-capture-size").map(|size| u32::try_from(size).unwrap_or(0));
-        let given: Vec<u32> =
-            args.texts("cudagraph-capture-sizes").iter().filter_map(|size| size.trim().parse().ok()).collect();
-        self.graphs = match (self.compiled, given.is_empty()) {
-            (false, _) => Graphs::none(),
-            (true, true) => Graphs::chosen(seqs, tokens, largest),
-            (true, false) => Graphs::of_sizes(given, seqs, tokens),
+        let whole = |size: i64| u32::try_from(size).unwrap_or(if size < 0 { 0 } else { u32::MAX });
+        let Some(given) = given else {
+            self.graphs = Graphs::chosen(seqs, tokens, largest.map(whole)).with_mode(mode);
+            return Ok(());
         };
+        if given.is_empty() {
+            let text = "cudagraph_capture_sizes should contain at least one element when using cuda graph.";
+            return Err(assertion(text));
+        }
+        self.graphs = Graphs::of_sizes(given.into_iter().map(whole).collect(), seqs, tokens).with_mode(mode);
         let captured = self.graphs.largest();
-        match largest {
-            Some(0) if self.compiled => {
-                let text =
-                    "Maximum cudagraph size should be greater than or equal to 1 when using cuda graph.".to_owned();
-                Err(Refusal::Other { kind: "AssertionError", text, stage: Stage::Settings })
-            }
-            Some(largest)
-                if self.compiled && !args.texts("cudagraph-capture-sizes").is_empty() && largest != captured =>
-            {
-                let text = format!(
+        match largest.filter(|largest| *largest != i64::from(captured)) {
+            Some(largest) => Err(Refusal::Together {
+                class: "VllmConfig",
+                text: format!(
                     "customized max_cudagraph_capture_size(={largest}) should be consistent with the max value of \
                      cudagraph_capture_sizes(={captured})"
-                );
-                Err(Refusal::Other { kind: "ValueError", text, stage: Stage::Settings })
-            }
-            _ => Ok(()),
+                ),
+            }),
+            None => Ok(()),
         }
     }
+}
+
+/// The value of a flag or of the key of the same name; not both.
+fn one_of<T>(name: &str, flag: Option<T>, key: Option<T>) -> Result<Option<T>, Refusal> {
+    if flag.is_some() && key.is_some() {
+        let text = format!("{name} and compilation_config.{name} are mutually exclusive");
+        return Err(Refusal::Other { kind: "ValueError", text, stage: Stage::Settings });
+    }
+    Ok(flag.or(key))
+}
+
+/// An assertion of vLLM about its whole configuration.
+fn assertion(text: &str) -> Refusal {
+    let text = format!(
+        "1 validation error for VllmConfig\n  Assertion failed, {text} [type=assertion_error, \
+         input_value=ArgsKwargs((), {{...}}), input_type=ArgsKwargs]\n    For further information visit \
+         https://errors.pydantic.dev/2.14/v/assertion_error"
+    );
+    Refusal::Other { kind: "pydantic_core._pydantic_core.ValidationError", text, stage: Stage::Settings }
 }

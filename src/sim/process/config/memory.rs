@@ -66,7 +66,7 @@ fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted
     let (seqs, share) = (settings.max_num_seqs.min(64), settings.utilisation.max(0.95));
     let graphs = match settings.graphs.largest() {
         0 => Graphs::none(),
-        _ => Graphs::chosen(seqs, settings.max_num_batched_tokens, None),
+        _ => Graphs::chosen(seqs, settings.max_num_batched_tokens, None).with_mode(settings.graphs.mode()),
     };
     let fp8 = MemorySettings { layout, max_num_seqs: seqs, graphs, ..settings.clone() };
     let more = MemorySettings { utilisation: share, ..fp8.clone() };

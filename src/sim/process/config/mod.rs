@@ -17,6 +17,7 @@ use crate::validate::TextModel;
 use crate::virtual_server::{FrontEnd, VirtualServer};
 use sluice_core::vllm::version::Version;
 
+mod compilation;
 mod flags;
 mod from_args;
 mod graphs;
@@ -51,9 +52,11 @@ pub struct SimConfig {
     pub budget: Option<KvBudget>,
     /// `--gpu-memory-utilization`.
     pub utilisation: f64,
-    /// Whether steps are compiled (not with `--enforce-eager` or `-O0`).
+    /// `--enforce-eager`.
+    pub eager: bool,
+    /// Whether steps are compiled (not with `--enforce-eager` or `-O0`, unless the compilation config says so).
     pub compiled: bool,
-    /// Sizes for which steps are captured as graphs.
+    /// Steps that are captured as graphs.
     pub graphs: Graphs,
     /// `--api-server-count`.
     pub api_servers: u32,
@@ -135,6 +138,7 @@ impl SimConfig {
             profile,
             budget: None,
             utilisation: MemorySettings::default().utilisation,
+            eager: false,
             compiled: true,
             graphs,
             api_servers: 1,

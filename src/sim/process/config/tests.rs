@@ -54,13 +54,31 @@ fn graphs_are_captured_as_the_flags_say() {
         std::iter::once("--cudagraph-capture-sizes").chain(dense.iter().map(String::as_str)).collect();
     assert_eq!(graphs(&dense), ((41, 40), 1280, true), "what vLLM sets aside grows with every size");
     assert_eq!(graphs(&["--enforce-eager"]), ((0, 0), 0, false));
+    assert_eq!(graphs(&["-O1"]), ((51, 0), 512, false));
+    assert_eq!(graphs(&["-cc.cudagraph_mode=FULL"]), ((0, 51), 512, false));
+    assert_eq!(graphs(&["-cc.cudagraph_mode=FULL_DECODE_ONLY", "-O1"]), ((0, 35), 512, false));
+    assert_eq!(graphs(&["-cc.cudagraph_mode=FULL", "--enforce-eager"]), ((0, 0), 0, false));
+    assert_eq!(graphs(&["-cc.cudagraph_capture_sizes=[1,8,300]"]), ((3, 2), 300, false));
+    assert_eq!(graphs(&["--compilation-config", r#"{"max_cudagraph_capture_size": 1280}"#]), ((99, 35), 1280, false));
     let both = ["m", "--cudagraph-capture-sizes", "8", "16", "--max-cudagraph-capture-size", "32"];
     let error = config(&both).unwrap_err().to_string();
     assert!(
         error.contains("customized max_cudagraph_capture_size(=32) should be consistent with the max value of"),
         "{error}"
     );
-    assert!(config(&["m", "--max-cudagraph-capture-size", "0"]).is_err());
+    let text = |flags: &[&str]| config(flags).unwrap_err().to_string();
+    assert!(
+        text(&["m", "--max-cudagraph-capture-size", "0"]).contains("VllmConfig\n  Assertion failed, Maximum cudagraph")
+    );
+    assert!(
+        text(&["m", "-cc.cudagraph_capture_sizes=[]"]).contains("should contain at least one element when using cuda")
+    );
+    assert!(config(&["m", "-cc.cudagraph_capture_sizes=[]", "-O0"]).is_ok(), "without graphs no size is looked at");
+    for (flag, key) in [("cudagraph-capture-sizes", "[8]"), ("max-cudagraph-capture-size", "8")] {
+        let name = flag.replace('-', "_");
+        let both = text(&["m", &format!("--{flag}"), "8", &format!("-cc.{name}={key}")]);
+        assert_eq!(both, format!("ValueError: {name} and compilation_config.{name} are mutually exclusive"));
+    }
     assert_eq!(config(&["m", "--api-server-count", "4"]).unwrap().api_servers, 4);
 }
 
@@ -120,6 +138,9 @@ fn a_small_card_refuses_a_large_model_and_takes_it_in_fp8() {
 fn flags_that_change_nothing_are_named() {
     let args = ServeArgs::parse(&["m", "--port", "1", "--load-format", "dummy", "--stream-interval", "4"]).unwrap();
     assert_eq!(without_effect(&args), ["load-format"]);
+    let config = r#"{"cudagraph_mode": "FULL", "mode": 3, "pass_config": {"fuse_norm_quant": false}}"#;
+    let args = ServeArgs::parse(&["m", "-O1", "--compilation-config", config]).unwrap();
+    assert_eq!(without_effect(&args), ["compilation-config.pass_config"]);
 }
 
 #[test]
