@@ -2,7 +2,7 @@
 //!
 //! A [`VirtualServer`] has a clock of its own, which [`Clock`] maps to that of the run. At the usual speed they differ by a
 //! constant. An engine that is n times slower takes n times as long for everything, its API server included. An engine
-//! that starts again is a new virtual server with empty caches.
+//! that starts again is a new virtual server, which has loaded the adapters of its flags and nothing else.
 //!
 //! Bounds: samples by [`MAX_SAMPLES`]; the number of requests is bounded only by the traffic.
 
@@ -89,6 +89,8 @@ type BySequence<T> = HashMap<SequenceId, T, BuildHasherDefault<DefaultHasher>>;
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
+    /// Names of all adapters of the run, by number.
+    adapters: Vec<String>,
     server: VirtualServer,
     clock: Clock,
     slower: f64,
@@ -108,13 +110,25 @@ pub(crate) struct Engine {
     fault: Option<PlantedFault>,
 }
 
+/// The server after its start. The adapters that its flags name are loaded, also those that no request of the run names.
+fn started(config: &SimConfig, adapters: &[String]) -> VirtualServer {
+    let number = |(place, (name, _)): (usize, &(String, String))| {
+        let known = adapters.iter().position(|known| known == name);
+        u16::try_from(known.unwrap_or(adapters.len() + place)).ok()
+    };
+    config.virtual_server_with(config.adapters.iter().enumerate().filter_map(number))
+}
+
 impl Engine {
-    pub(crate) fn new(backend: &str, config: &SimConfig, seed: u64) -> Self {
-        let config = SimConfig { seed: Rng::new(seed).next_u64(), ..config.clone() };
+    /// An engine that has just started. `adapters`: the names of all adapters of the run, by number.
+    pub(crate) fn new(setup: &EngineSetup, adapters: Vec<String>, seed: u64) -> Self {
+        let config = SimConfig { seed: Rng::new(seed).next_u64(), ..setup.sim.clone() };
+        let backend = setup.backend.as_str();
         let side = ServerSide { url: backend.to_owned(), ..ServerSide::default() };
         Self {
-            server: config.virtual_server(),
+            server: started(&config, &adapters),
             config,
+            adapters,
             clock: Clock { run: Duration::ZERO, server: Duration::ZERO, slower: 1.0 },
             slower: 1.0,
             up: true,
@@ -289,7 +303,7 @@ impl Engine {
 
     fn replace_server(&mut self, now: Duration) {
         self.count_caches();
-        self.server = self.config.virtual_server();
+        self.server = started(&self.config, &self.adapters);
         self.clock = Clock { run: now, server: Duration::ZERO, slower: self.slower };
         self.last_step = None;
     }

@@ -149,7 +149,7 @@ struct Simulation {
 impl Simulation {
     fn new(lab: Lab, seed: u64) -> Result<Self, LabError> {
         let mut seeds = Rng::new(seed);
-        let engines = lab.engines.iter().map(|setup| Engine::new(&setup.backend, &setup.sim, seeds.next_u64()));
+        let engines = lab.engines.iter().map(|setup| Engine::new(setup, lab.adapter_names(), seeds.next_u64()));
         let addresses = lab.addresses()?;
         let engine_of: Vec<usize> = addresses.iter().map(|(_, engine)| *engine).collect();
         let cluster = Cluster::new(engines.collect(), addresses, lab.arm_models());

@@ -190,10 +190,15 @@ impl Lab {
         names
     }
 
-    /// The adapters of all traffic and of arms.
+    /// The adapters of all traffic and of arms, by number.
     pub(crate) fn adapter_names(&self) -> Vec<String> {
-        let of_arms = self.arm_models().into_iter().filter(|(_, number)| number.is_some());
-        self.adapters().into_iter().chain(of_arms.map(|(name, _)| name.to_string())).collect()
+        let mut names = self.adapters();
+        for (name, _) in self.arm_models().into_iter().filter(|(_, number)| number.is_some()) {
+            if !names.iter().any(|known| **known == *name) {
+                names.push(name.to_string());
+            }
+        }
+        names
     }
 
     /// The models that arms of experiments send, each with its number as an adapter, unless an engine has it as its own.

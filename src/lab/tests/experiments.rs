@@ -127,6 +127,21 @@ fn two_adapters_wait_for_one_slot_which_is_named_and_with_two_the_wait_is_gone()
 }
 
 #[test]
+fn adapters_that_the_flags_name_are_loaded_when_the_engine_starts() {
+    // One request after the other: the first two name both adapters.
+    let first_tokens = |modules: &[&str]| {
+        let flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"];
+        let engines = engines(1, &[&flags, modules].concat());
+        let run = run_on(TWO_ADAPTERS, engines, Arrival::ClosedLoop { concurrency: 1 }, 2);
+        run.result.requests.iter().map(|record| record.ttft).fold(f64::MAX, f64::min)
+    };
+    let (read, loaded) = (first_tokens(&[]), first_tokens(&["--lora-modules", "sql=/sql", "chat=/chat"]));
+    assert!(read > loaded + 0.01, "an adapter that is read from disk stalls its first request: {read} {loaded}");
+    let others = first_tokens(&["--lora-modules", "other=/other", "another=/another"]);
+    assert!((others - read).abs() < 1e-6, "other adapters do not help: {others} {read}");
+}
+
+#[test]
 fn an_arm_whose_engine_does_not_know_the_adapter_falls_back_and_is_stopped() {
     let run = with_clients(20, 2_000, &[]);
     let arms = &run.experiments[0].arms;

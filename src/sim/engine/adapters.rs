@@ -2,8 +2,9 @@
 //!
 //! As in vLLM both are least-recently-used caches: `--max-loras` slots on the GPU, `--max-cpu-loras` adapters in host memory
 //! (by default as many). A step that uses an adapter in neither reads it from disk while all sequences wait; an adapter that
-//! is only in host memory is copied to a slot. Loads are counted here and priced by the cost model. Invariants: neither cache
-//! exceeds its capacity; the adapters of a step are on the GPU when it runs.
+//! is only in host memory is copied to a slot. Loads are counted here and priced by the cost model. Adapters that are loaded
+//! before the first step (`--lora-modules`) go through both caches in order, so of too many the last ones stay. Invariants:
+//! neither cache exceeds its capacity; the adapters of a step are on the GPU when it runs.
 
 /// What a step had to load before it could start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +85,15 @@ mod tests {
             assert_eq!(adapters.prepare(&[adapter]), loads(1, 1));
         }
         assert_eq!(adapters.prepare(&[1]), loads(0, 0));
+    }
+
+    #[test]
+    fn of_more_adapters_than_room_the_last_loaded_stay() {
+        let mut adapters = Adapters::new(2, 3);
+        assert_eq!([0, 1, 2, 3].map(|adapter| adapters.prepare(&[adapter])), [loads(1, 1); 4]);
+        assert_eq!(adapters.prepare(&[2, 3]), loads(0, 0), "both are in a slot");
+        assert_eq!(adapters.prepare(&[1]), loads(0, 1), "only in host memory");
+        assert_eq!(adapters.prepare(&[0]), loads(1, 1), "on disk again");
     }
 
     #[test]

@@ -77,6 +77,14 @@ impl Engine {
         }
     }
 
+    /// Loads an adapter before a request names it, as vLLM's start does for each of `--lora-modules`: into host memory and
+    /// into a slot of the GPU. It takes no time here. Without LoRA it does nothing.
+    pub fn load_adapter(&mut self, adapter: u16) {
+        if self.config.max_loras > 0 {
+            self.adapters.prepare(&[adapter]);
+        }
+    }
+
     /// Adds a request. It is considered from the next plan on.
     ///
     /// # Errors

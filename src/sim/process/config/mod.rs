@@ -173,14 +173,21 @@ impl SimConfig {
         }
     }
 
-    /// The virtual server with these settings.
+    /// The virtual server with these settings. An adapter's number is its place in `adapters`.
     pub fn virtual_server(&self) -> VirtualServer {
+        self.virtual_server_with((0..).take(self.adapters.len()))
+    }
+
+    /// The same where the adapters, in order, have these numbers.
+    pub fn virtual_server_with(&self, adapters: impl IntoIterator<Item = u16>) -> VirtualServer {
         let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         // Slots have the size of the largest rank, whatever the adapter in them.
         let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
         let cost = cost.with_graphs(self.graphs.clone());
-        VirtualServer::new(Engine::new(engine, cost), FrontEnd::with_servers(&self.profile.front_end, self.api_servers))
+        let mut engine = Engine::new(engine, cost);
+        adapters.into_iter().for_each(|adapter| engine.load_adapter(adapter));
+        VirtualServer::new(engine, FrontEnd::with_servers(&self.profile.front_end, self.api_servers))
     }
 
     /// Weights on one GPU, GiB.

@@ -186,6 +186,26 @@ fn loaded(config: &SimConfig, streams: u64) -> (f64, f64) {
 }
 
 #[test]
+fn adapters_of_the_start_are_loaded_before_the_first_request() {
+    let first_token = |flags: &[&str], adapter| {
+        let lora = ["m", "--enable-lora", "--max-loras", "2", "--max-cpu-loras", "3"];
+        let mut server = config(&[&lora, flags].concat()).unwrap().virtual_server();
+        server.submit(Duration::ZERO, [crate::Request { adapter: Some(adapter), ..crate::Request::new(1, 16, 1) }]);
+        let mut loads = None;
+        while let Some(at) = server.next_at() {
+            if let Some(end) = server.poll(at) {
+                loads = loads.or(Some((end.load.adapter_loads, end.load.adapter_activations)));
+            }
+        }
+        loads.unwrap()
+    };
+    assert_eq!(first_token(&[], 0), (1, 1));
+    let modules = ["--lora-modules", "a=/a", "b=/b", "c=/c", "d=/d"];
+    assert_eq!([0, 1, 2, 3].map(|adapter| first_token(&modules, adapter)), [(1, 1), (0, 1), (0, 0), (0, 0)]);
+    assert_eq!(first_token(&modules[..2], 0), (0, 0));
+}
+
+#[test]
 fn beyond_max_num_seqs_only_the_wait_grows() {
     // On a host that launches prompts above the graphs as fast as the GPU computes them: else that bounds the throughput.
     let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
