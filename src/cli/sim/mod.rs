@@ -103,7 +103,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
         ..config
     };
     match SimConfig::with_occupied(&args, profile.clone(), occupied).map(settled) {
-        Err(Refusal::NoModel) => usage("vllm serve", &Refusal::NoModel.to_string()),
+        Err(refusal @ (Refusal::NoModel | Refusal::Argument(_))) => usage("vllm serve", &refusal.to_string()),
         Err(refusal) => {
             // What the start logs until it fails follows from the nearest valid settings.
             let nearest = SimConfig::sketch(&args, profile);

@@ -1,4 +1,4 @@
-//! Start-up errors with vLLM's texts. The process exits with code 1.
+//! Start-up errors with vLLM's texts. The process exits with code 1, or with 2 if argparse reports the error.
 //!
 //! Each has the stage at which vLLM reports it: settings are checked before anything runs, then the port is bound; memory is
 //! known only when the engine has loaded the weights. The process that fails prints the cause, and the parent adds that its
@@ -10,6 +10,8 @@ use crate::machine::memory::MemoryError;
 /// The stage at which a start fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
+    /// While arguments are read.
+    Arguments,
     /// While settings are checked.
     Settings,
     /// When the engine looks for free memory.
@@ -30,6 +32,9 @@ pub enum Refusal {
     /// No model was named.
     #[error("no model was named; write `sluice sim MODEL`")]
     NoModel,
+    /// A value that is refused while arguments are read. The process exits with code 2.
+    #[error("argument {0}")]
+    Argument(String),
     /// The model is a path that does not exist.
     #[error(
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{0}'. \
@@ -99,6 +104,7 @@ impl Refusal {
     pub fn stage(&self) -> Stage {
         match self {
             Self::Other { stage, .. } | Self::Memory { stage, .. } => *stage,
+            Self::Argument(_) => Stage::Arguments,
             _ => Stage::Settings,
         }
     }

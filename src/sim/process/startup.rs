@@ -274,7 +274,7 @@ fn serving(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
 /// at which vLLM reports the error.
 pub fn refused(events: Vec<Event>, refusal: &Refusal) -> Vec<Event> {
     let ends = |event: &Event| match (refusal.stage(), event) {
-        (Stage::Settings, Event::Bind) => true,
+        (Stage::Arguments, Event::Line(..)) | (Stage::Settings, Event::Bind) => true,
         (Stage::Memory, Event::Line(LogSource::EngineCore, _, source, _)) => *source == "gpu_model_runner.py:5120",
         (Stage::Weights, Event::Line(_, _, source, _)) => *source == "default_loader.py:430",
         (Stage::Cache, Event::Line(_, _, source, _)) => *source == "kv_cache_utils.py:2327",

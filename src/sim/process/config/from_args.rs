@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SimConfig;
+use super::compilation::CompilationConfig;
 use super::flags::{allowed, at_least};
 use super::hardware::{defaults, laid_out, model_of};
 use crate::engine::Policy;
@@ -31,6 +32,7 @@ impl SimConfig {
     /// # Errors
     /// What vLLM refuses at start-up.
     pub fn with_occupied(args: &ServeArgs, profile: Profile, occupied: f64) -> Result<Self, Refusal> {
+        let compilation = CompilationConfig::read(args)?;
         let name = args.model().ok_or(Refusal::NoModel)?;
         let (texts, model) = model_of(name)?;
         let profile = laid_out(args, profile, model)?;
@@ -50,7 +52,7 @@ impl SimConfig {
         config.read_adapters(args)?;
         let wanted = config.length(args)?;
         config.read_scheduler(args, wanted)?;
-        config.read_graphs(args)?;
+        config.read_graphs(args, &compilation)?;
         config.read_memory(args, wanted, occupied)?;
         Ok(config)
     }
@@ -69,7 +71,7 @@ impl SimConfig {
         let _ = config.read_frontend(args);
         let _ = config.read_scheduler(args, Some(config.max_model_len));
         config.lora = args.switch("enable-lora").unwrap_or(false);
-        let _ = config.read_graphs(args);
+        let _ = config.read_graphs(args, &CompilationConfig::read(args).unwrap_or_default());
         config
     }
 

@@ -5,22 +5,21 @@
 //! ignored.
 
 use super::SimConfig;
-use super::compilation::CompilationConfig;
+use super::compilation::{CompilationConfig, optimization_level};
 use crate::machine::{GraphMode, Graphs};
 use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
 
 impl SimConfig {
     /// Reads whether steps are compiled, and their graphs. Needs the limits of the scheduler.
-    pub(super) fn read_graphs(&mut self, args: &ServeArgs) -> Result<(), Refusal> {
-        let asked = CompilationConfig::read(args);
+    pub(super) fn read_graphs(&mut self, args: &ServeArgs, asked: &CompilationConfig) -> Result<(), Refusal> {
         let given = args.texts("cudagraph-capture-sizes");
         let given: Option<Vec<i64>> =
             (!given.is_empty()).then(|| given.iter().filter_map(|size| size.trim().parse().ok()).collect());
         let given = one_of("cudagraph_capture_sizes", given, asked.sizes.clone())?;
         let largest = one_of("max_cudagraph_capture_size", args.int("max-cudagraph-capture-size"), asked.largest)?;
         self.eager = args.switch("enforce-eager") == Some(true);
-        let (compiled, mode) = asked.resolve(args, &self.profile.gpu);
+        let (compiled, mode) = asked.resolve(optimization_level(args)?, &self.profile.gpu);
         self.compiled = compiled && !self.eager;
         let mode = if self.eager { GraphMode::None } else { mode };
         self.graphs = Graphs::none();
