@@ -133,12 +133,13 @@ fn adapters_that_the_flags_name_are_loaded_when_the_engine_starts() {
         let flags = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"];
         let engines = engines(1, &[&flags, modules].concat());
         let run = run_on(TWO_ADAPTERS, engines, Arrival::ClosedLoop { concurrency: 1 }, 2);
-        run.result.requests.iter().map(|record| record.ttft).fold(f64::MAX, f64::min)
+        let ttfts = run.result.requests.iter().map(|record| record.ttft);
+        ttfts.fold([f64::MAX, 0.0], |[least, most], ttft| [ttft.min(least), ttft.max(most)])
     };
     let (read, loaded) = (first_tokens(&[]), first_tokens(&["--lora-modules", "sql=/sql", "chat=/chat"]));
-    assert!(read > loaded + 0.01, "an adapter that is read from disk stalls its first request: {read} {loaded}");
+    assert!(read[0] > loaded[1] + 0.01, "each that is read from disk stalls its first request: {read:?} {loaded:?}");
     let others = first_tokens(&["--lora-modules", "other=/other", "another=/another"]);
-    assert!((others - read).abs() < 1e-6, "other adapters do not help: {others} {read}");
+    assert!((0..2).all(|at| (others[at] - read[at]).abs() < 1e-6), "other adapters do not help: {others:?} {read:?}");
 }
 
 #[test]

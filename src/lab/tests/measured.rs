@@ -1,6 +1,6 @@
 //! The laboratory against runs of real H200s behind this gateway: same load, flags and policy.
 //!
-//! The rows are of five machines. All are compared with the built-in host `pair`, which was fitted to the first four;
+//! The rows are of five machines. All are compared with the built-in host `pair`, which was fitted to the rows of the first four without full graphs;
 //! `a_machine_from_the_others` predicts each machine from the others. The GPU's constants are as measured elsewhere.
 
 use super::*;
@@ -20,22 +20,24 @@ struct MeasuredRow {
     captured: String,
     scheduling: String,
     threshold: String,
+    graphs: String,
     seed: u64,
     cells: [f64; 5],
     extent: Extent,
     weights: String,
 }
 
-/// The rows of one machine with the default mode of CUDA graphs, which is the one that is simulated.
+/// The rows of one machine.
 fn rows(machine: &str) -> Vec<MeasuredRow> {
     let lines = ROWS.lines().filter(|line| !line.starts_with('#')).skip(1).map(|line| line.split(',').collect());
-    let lines = lines.filter(|fields: &Vec<&str>| fields[0] == machine && fields[5] == "default");
+    let lines = lines.filter(|fields: &Vec<&str>| fields[0] == machine);
     let row = |fields: Vec<&str>| MeasuredRow {
         machine: fields[0].to_owned(),
         engines: fields[1].parse().unwrap(),
         captured: fields[2].to_owned(),
         scheduling: fields[3].to_owned(),
         threshold: fields[4].to_owned(),
+        graphs: fields[5].to_owned(),
         seed: fields[6].parse().unwrap(),
         cells: std::array::from_fn(|cell| fields[7 + cell].parse().unwrap()),
         extent: fields[12].strip_suffix('s').map_or_else(
@@ -66,7 +68,8 @@ fn errors(row: &MeasuredRow, constants: &Constants) -> [f64; 5] {
     let scheduling = if row.scheduling == "sync" { "--no-async-scheduling" } else { "--async-scheduling" };
     let flags = ["--max-model-len", "32768", "--max-cudagraph-capture-size", &row.captured, scheduling];
     let weights: &[&str] = if row.weights == "fp8" { &["--quantization", "fp8"] } else { &[] };
-    let flags = [&flags[..], weights, &["--long-prefill-token-threshold", &row.threshold]].concat();
+    let graphs: &[&str] = if row.graphs == "full" { &["-cc.cudagraph_mode=FULL"] } else { &[] };
+    let flags = [&flags[..], weights, graphs, &["--long-prefill-token-threshold", &row.threshold]].concat();
     let mut engines = engines(row.engines, &flags);
     let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load(MODEL).unwrap());
     let profile = Profile::new(gpu, model, Layout::default(), constants).unwrap();
@@ -111,7 +114,7 @@ fn weights_in_fp8_come_out_as_measured() {
     for (rows, median_bound) in [(bf16, 0.08), (fp8, 0.06)] {
         let (median, largest) = spread(rows.iter().flat_map(|row| errors(row, &pair)));
         println!("{}: median error {:.1} %, largest {:.1} %", rows[0].weights, 100.0 * median, 100.0 * largest);
-        assert!(median <= median_bound && largest <= 0.22, "{}: {median:.3} {largest:.3}", rows[0].weights);
+        assert!(median <= median_bound && largest <= 0.18, "{}: {median:.3} {largest:.3}", rows[0].weights);
     }
 }
 

@@ -117,6 +117,8 @@ pub struct Request {
     pub salt: u64,
     /// Whether its prompt came as text, which the API server tokenizes.
     pub text: bool,
+    /// Which of the choices (`n`) of its prompt it is, from 0. The API server reads a prompt once.
+    pub choice: u32,
     /// Whether it ignores cached blocks (as with `prompt_logprobs`). Its own blocks are cached all the same.
     pub skip_cached: bool,
 }
@@ -134,6 +136,7 @@ impl Default for Request {
             content: Content::Own,
             salt: 0,
             text: false,
+            choice: 0,
             skip_cached: false,
         }
     }

@@ -85,10 +85,11 @@ fn fp8_idle_tokens() -> f64 {
     Constants::fitted().kernel.fp8_idle_tokens
 }
 
-/// For hosts that were fitted with token ids: as timed on an H200's host, `grid/api.csv.gz` (3 ms for a word, 38 ms for 16,000
-/// words, which are about 25,000 tokens).
+/// For hosts that were fitted with token ids: as timed on an H200's host, `grid/api.csv.gz` (a text of one word takes 3 ms longer
+/// than its ids, one of 16,000 words, about 25,000 tokens, 36 ms), less the 2 ms for which vLLM 0.22.1 collected texts. Later
+/// versions do not.
 fn text_us() -> f64 {
-    3000.0
+    1000.0
 }
 
 fn text_token_us() -> f64 {
@@ -164,7 +165,7 @@ pub struct FrontEndRates {
     pub first_us: f64,
     /// Thread time per prompt token, when the first token is sent.
     pub first_token_us: f64,
-    /// Delay of a prompt that is text: vLLM collects texts for 2 ms and hands them to another thread.
+    /// Delay of a prompt that is text, which is handed to another thread.
     #[serde(default = "text_us")]
     pub text_us: f64,
     /// Time of that thread per token of a text. It tokenizes one text after the other.

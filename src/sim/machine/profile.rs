@@ -82,6 +82,8 @@ pub struct Rates {
     pub mixed_kv_cache_per_s: f64,
     /// Effective rate of the linear layers, FLOP per second.
     pub linear_flops_per_s: f64,
+    /// The same of the output head, which stays in bf16.
+    pub head_flops_per_s: f64,
     /// Tokens that the linear layers of more than a tile could compute in the same time.
     pub idle_tokens: f64,
     /// Effective rate of the attention of prompts, FLOP per second.
@@ -158,6 +160,7 @@ impl Profile {
             kv_cache_per_s: bandwidth * constants.efficiency.kv_cache,
             mixed_kv_cache_per_s: bandwidth * constants.efficiency.mixed_kv_cache,
             linear_flops_per_s: linear_tflops * 1e12,
+            head_flops_per_s: gpu.bf16_tflops * 1e12 * efficiency.linear,
             idle_tokens: idle_tokens * f64::from(gpu.multiprocessors),
             attention_flops_per_s: gpu.bf16_tflops * 1e12 * constants.efficiency.attention,
             tiles_at_once: f64::from(gpu.multiprocessors),

@@ -70,11 +70,10 @@ impl FrontEnd {
 
     /// One HTTP request enters at `now` (times never decrease).
     pub(crate) fn enter(&mut self, now: Duration, requests: Vec<Request>) {
-        // The choices of one request share its prompt.
         let Some(first) = requests.first() else { return };
         let at = self.thread_of(first.id);
         if first.text {
-            let tokenizing = micros(self.rates.text_token_us * f64::from(first.prompt_tokens));
+            let tokenizing = micros(self.rates.text_token_us * prompt_tokens(&requests));
             let texts = &mut self.threads[at].texts;
             let begins = now + micros(self.rates.text_us);
             let begins = texts.back().map_or(begins, |(free, _)| begins.max(*free));
@@ -85,8 +84,7 @@ impl FrontEnd {
     }
 
     fn enter_thread(&mut self, at: usize, now: Duration, requests: Vec<Request>) {
-        let prompt = requests.first().map_or(0, |request| request.prompt_tokens);
-        let work = self.rates.request_us + self.rates.request_token_us * f64::from(prompt);
+        let work = self.rates.request_us + self.rates.request_token_us * prompt_tokens(&requests);
         self.threads[at].enter(now, work.max(0.0) * 1e-6, requests);
     }
 
@@ -192,6 +190,11 @@ impl Thread {
     }
 }
 
+/// Tokens of the prompts of one HTTP request; the choices of a prompt share it.
+fn prompt_tokens(requests: &[Request]) -> f64 {
+    requests.iter().filter(|request| request.choice == 0).map(|request| f64::from(request.prompt_tokens)).sum()
+}
+
 fn micros(us: f64) -> Duration {
     Duration::from_secs_f64(us.max(0.0) * 1e-6)
 }
@@ -253,6 +256,14 @@ mod tests {
         let late: Vec<_> =
             std::iter::from_fn(|| front_end.leave(Duration::from_secs(3))).map(|(at, _)| at.as_millis()).collect();
         assert_eq!(late.last(), Some(&2018));
+        // All prompts of a request count, and each once.
+        for prompts in [[10_000, 1], [1, 10_000]] {
+            let mut front_end = FrontEnd::new(&rates);
+            let one = |prompt, choice| Request { choice, ..text(7, prompt).remove(0) };
+            let prompts = prompts.into_iter().flat_map(|prompt| [one(prompt, 0), one(prompt, 1)]);
+            front_end.enter(Duration::ZERO, prompts.collect());
+            assert_eq!(front_end.leave(Duration::from_secs(1)).unwrap().0.as_micros(), 3000 + 10_001 + 1000 + 2000);
+        }
     }
 
     #[test]
