@@ -162,16 +162,18 @@ impl ServeArgs {
                 }
             };
             let mut values: Vec<String> = attached.into_iter().collect();
+            if let Some(key) = key.filter(|_| flag.takes == Takes::Json) {
+                // The next word is the value even if it looks like a flag, as in `-cc.custom_ops+ -silu`.
+                let text = values.pop().or_else(|| rest.next().map(str::to_owned));
+                let text = text.ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
+                parts.add(name, flag.name, key, &text);
+                continue;
+            }
             if !matches!(flag.takes, Takes::Switch | Takes::Flag) && values.is_empty() {
                 let most = if flag.many { usize::MAX } else { 1 };
                 while values.len() < most && rest.peek().is_some_and(|next| !is_flag(next)) {
                     values.extend(rest.next().map(str::to_owned));
                 }
-            }
-            if let Some(key) = key.filter(|_| flag.takes == Takes::Json) {
-                let text = values.pop().ok_or_else(|| ArgsError::Missing(name.to_owned(), "one argument"))?;
-                parts.add(name, flag.name, key, &text);
-                continue;
             }
             let value = value(flag, version, on, values)?;
             args.values.insert(flag.name, value);
@@ -460,6 +462,14 @@ mod tests {
         let args = ServeArgs::parse(&["--port", "1", "--model", "x", "-O3", "-cc.mode", "0"]).unwrap();
         assert_eq!(args.text("compilation-config"), Some(r#"{"mode":0}"#));
         assert_eq!(ServeArgs::parse(&args.to_argv()).as_ref(), Ok(&args));
+        let dashed =
+            ServeArgs::parse(&["m", "-cc.custom_ops+", "-silu,+gelu", "-cc.mode", "-1", "--port", "1"]).unwrap();
+        assert_eq!(dashed.text("compilation-config"), Some(r#"{"custom_ops":["-silu","+gelu"],"mode":-1}"#));
+        assert_eq!(dashed.int("port"), Some(1));
+        assert_eq!(
+            ServeArgs::parse(&["m", "-cc.mode"]).unwrap_err().to_string(),
+            "argument -cc: expected one argument"
+        );
         let spaced = ServeArgs::parse(&["m", "-O", "1"]).unwrap();
         assert_eq!(spaced.text("optimization-level"), Some("1"));
         assert_eq!((args.model(), args.int("port")), (Some("x"), Some(1)));
