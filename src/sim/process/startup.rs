@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::machine::{GIB, GraphMode};
 use crate::observe::log::{Level, LogSource};
-use crate::process::config::SimConfig;
+use crate::process::config::{Compilation, SimConfig};
 use crate::process::refusal::{Refusal, Stage};
 
 /// Rate at which weights are read.
@@ -89,14 +89,19 @@ fn commas(number: u64) -> String {
 pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = beginning(config, around);
     events.extend(loading(config));
-    let compilation = if config.compiled { compiling(config, around, &mut events) } else { 0.0 };
+    let compilation =
+        if config.compilation != Compilation::None { compiling(config, around, &mut events) } else { 0.0 };
     events.push(seconds(PROFILING));
-    if config.compiled {
+    if config.compilation != Compilation::None {
         events.push(core("monitor.py:81", "Initial profiling/warmup run took 2.00 s"));
     }
     events.extend(sizing(config));
     let graphs = if config.eager { 0.0 } else { capturing(config, &mut events) };
-    let compiled = if config.compiled { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
+    let compiled = if config.compilation != Compilation::None {
+        format!(" (compilation: {compilation:.2} s)")
+    } else {
+        String::new()
+    };
     let took = compilation + graphs + PROFILING;
     events.push(core(
         "core.py:402",

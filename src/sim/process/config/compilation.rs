@@ -1,9 +1,10 @@
 //! Whether steps are compiled, and which of them have CUDA graphs: `--optimization-level` and `--compilation-config`.
 //!
 //! The level sets defaults: 0 is neither compilation nor graphs, 1 is compilation with piecewise graphs, 2 and 3 add full
-//! graphs. The config overrides them (`mode`, `cudagraph_mode`). Then vLLM leaves out what does not work: piecewise graphs
-//! without its own compilation, any graphs with PyTorch's (`STOCK_TORCH_COMPILE`), and full graphs of steps that prefill
-//! without FlashAttention 3, which needs a Hopper GPU.
+//! graphs. The config overrides them (`mode`, `cudagraph_mode`). Then vLLM changes what does not work: it leaves out piecewise
+//! graphs without its own compilation, any graphs with PyTorch's (`STOCK_TORCH_COMPILE`), and full graphs of steps that
+//! prefill without FlashAttention 3, which needs a Hopper GPU. A pooling model has piecewise graphs in place of any mode with
+//! full ones; if these then lack vLLM's own compilation, it does not start.
 //!
 //! The config also has the sizes of graphs; see [`graphs`](super::graphs). Its other keys have no effect here, and unknown
 //! ones are not refused.
@@ -35,6 +36,17 @@ const GRAPH_MODES: [(&str, GraphMode); 5] = [
 ];
 /// Parts of the names of Hopper GPUs.
 const HOPPER: [&str; 4] = ["H100", "H200", "H800", "H20"];
+
+/// What compiles steps: `mode` of the compilation config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compilation {
+    /// Nothing.
+    None,
+    /// PyTorch alone: `STOCK_TORCH_COMPILE` or `DYNAMO_TRACE_ONCE`.
+    PyTorch,
+    /// vLLM's own backend, with its cache: `VLLM_COMPILE`.
+    Vllm,
+}
 
 /// The keys of `--compilation-config` that have an effect.
 #[derive(Debug, Default)]
@@ -70,8 +82,8 @@ impl CompilationConfig {
         })
     }
 
-    /// Whether steps are compiled, and which have graphs.
-    pub(super) fn resolve(&self, level: usize, gpu: &Gpu) -> (bool, GraphMode) {
+    /// How steps are compiled, and which have graphs.
+    pub(super) fn resolve(&self, level: usize, gpu: &Gpu, pooling: bool) -> (Compilation, GraphMode) {
         let default = match level {
             0 => (NONE, GraphMode::None),
             1 => (VLLM_COMPILE, GraphMode::Piecewise),
@@ -82,13 +94,22 @@ impl CompilationConfig {
         let graphs = self.graph_mode.unwrap_or(default.1);
         let graphs = if own { graphs } else { graphs.without_piecewise() };
         let graphs = match graphs {
+            // With any other compilation the caller refuses this.
+            GraphMode::Full | GraphMode::FullDecodeOnly | GraphMode::FullAndPiecewise if pooling => {
+                GraphMode::Piecewise
+            }
             _ if mode == STOCK_TORCH_COMPILE => GraphMode::None,
             GraphMode::Full if HOPPER.iter().any(|name| gpu.title.contains(name)) => GraphMode::Full,
             GraphMode::Full if own => GraphMode::FullAndPiecewise,
             GraphMode::Full => GraphMode::FullDecodeOnly,
             graphs => graphs,
         };
-        (mode != NONE, graphs)
+        let compilation = match mode {
+            NONE => Compilation::None,
+            VLLM_COMPILE => Compilation::Vllm,
+            _ => Compilation::PyTorch,
+        };
+        (compilation, graphs)
     }
 }
 
@@ -106,6 +127,11 @@ pub(super) fn optimization_level(args: &ServeArgs) -> Result<usize, Refusal> {
         value: repr(text),
         value_type: "str",
     })
+}
+
+/// Whether the model returns vectors and generates nothing.
+pub(super) fn pooling(args: &ServeArgs) -> bool {
+    args.text("runner") == Some("pooling") || args.text("convert") == Some("embed")
 }
 
 /// The keys of the config that have no effect, as `flag.key`.
@@ -209,25 +235,28 @@ fn notation(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    fn resolved(flags: &[&str], gpu: &str) -> (bool, GraphMode) {
+    const VLLM: Compilation = Compilation::Vllm;
+
+    fn resolved(flags: &[&str], gpu: &str) -> (Compilation, GraphMode) {
         let args = ServeArgs::parse(&[&["m"], flags].concat()).unwrap();
-        CompilationConfig::read(&args).unwrap().resolve(optimization_level(&args).unwrap(), &Gpu::load(gpu).unwrap())
+        let (level, gpu) = (optimization_level(&args).unwrap(), Gpu::load(gpu).unwrap());
+        CompilationConfig::read(&args).unwrap().resolve(level, &gpu, pooling(&args))
     }
 
     #[test]
     fn the_config_overrides_the_defaults_of_the_level() {
         for (flags, expected) in [
-            (&[][..], (true, GraphMode::FullAndPiecewise)),
-            (&["-O3"], (true, GraphMode::FullAndPiecewise)),
-            (&["-O1"], (true, GraphMode::Piecewise)),
-            (&["-O", "0"], (false, GraphMode::None)),
-            (&["-O0", "-cc.mode=3"], (true, GraphMode::None)),
-            (&["-O0", "-cc.cudagraph_mode=FULL"], (false, GraphMode::Full)),
-            (&["-O1", "-cc.cudagraph_mode=full_and_piecewise"], (true, GraphMode::FullAndPiecewise)),
-            (&["--compilation-config", r#"{"cudagraph_mode": 2}"#], (true, GraphMode::Full)),
-            (&["--compilation-config.cudagraph_mode=FULL_DECODE_ONLY"], (true, GraphMode::FullDecodeOnly)),
-            (&["-cc.cudagraph_mode", "none"], (true, GraphMode::None)),
-            (&["-cc.cudagraph_mode", "null"], (true, GraphMode::FullAndPiecewise)),
+            (&[][..], (VLLM, GraphMode::FullAndPiecewise)),
+            (&["-O3"], (VLLM, GraphMode::FullAndPiecewise)),
+            (&["-O1"], (VLLM, GraphMode::Piecewise)),
+            (&["-O", "0"], (Compilation::None, GraphMode::None)),
+            (&["-O0", "-cc.mode=3"], (VLLM, GraphMode::None)),
+            (&["-O0", "-cc.cudagraph_mode=FULL"], (Compilation::None, GraphMode::Full)),
+            (&["-O1", "-cc.cudagraph_mode=full_and_piecewise"], (VLLM, GraphMode::FullAndPiecewise)),
+            (&["--compilation-config", r#"{"cudagraph_mode": 2}"#], (VLLM, GraphMode::Full)),
+            (&["--compilation-config.cudagraph_mode=FULL_DECODE_ONLY"], (VLLM, GraphMode::FullDecodeOnly)),
+            (&["-cc.cudagraph_mode", "none"], (VLLM, GraphMode::None)),
+            (&["-cc.cudagraph_mode", "null"], (VLLM, GraphMode::FullAndPiecewise)),
         ] {
             assert_eq!(resolved(flags, "h200"), expected, "{flags:?}");
         }
@@ -235,14 +264,25 @@ mod tests {
 
     #[test]
     fn what_does_not_work_together_is_left_out() {
-        assert_eq!(resolved(&["-cc.mode=0"], "h200"), (false, GraphMode::FullDecodeOnly));
-        assert_eq!(resolved(&["-cc.mode=none", "-O1"], "h200"), (false, GraphMode::None));
-        assert_eq!(resolved(&["-cc.mode=stock_torch_compile"], "h200"), (true, GraphMode::None));
-        assert_eq!(resolved(&["-cc.mode=2"], "h200"), (true, GraphMode::FullDecodeOnly));
+        assert_eq!(resolved(&["-cc.mode=0"], "h200"), (Compilation::None, GraphMode::FullDecodeOnly));
+        assert_eq!(resolved(&["-cc.mode=none", "-O1"], "h200"), (Compilation::None, GraphMode::None));
+        assert_eq!(resolved(&["-cc.mode=stock_torch_compile"], "h200"), (Compilation::PyTorch, GraphMode::None));
+        assert_eq!(resolved(&["-cc.mode=2"], "h200"), (Compilation::PyTorch, GraphMode::FullDecodeOnly));
         let full = "-cc.cudagraph_mode=FULL";
-        assert_eq!(resolved(&[full], "h100-80"), (true, GraphMode::Full));
-        assert_eq!(resolved(&[full], "a100-80"), (true, GraphMode::FullAndPiecewise));
-        assert_eq!(resolved(&[full, "-cc.mode=0"], "l4"), (false, GraphMode::FullDecodeOnly));
+        assert_eq!(resolved(&[full], "h100-80"), (VLLM, GraphMode::Full));
+        assert_eq!(resolved(&[full], "a100-80"), (VLLM, GraphMode::FullAndPiecewise));
+        assert_eq!(resolved(&[full, "-cc.mode=0"], "l4"), (Compilation::None, GraphMode::FullDecodeOnly));
+    }
+
+    #[test]
+    fn pooling_models_have_no_full_graphs() {
+        for pooling in [["--runner", "pooling"], ["--convert", "embed"]] {
+            for mode in ["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE"] {
+                let part = format!("-cc.cudagraph_mode={mode}");
+                assert_eq!(resolved(&[&[part.as_str()], &pooling[..]].concat(), "h200"), (VLLM, GraphMode::Piecewise));
+            }
+            assert_eq!(resolved(&[&["-O0"], &pooling[..]].concat(), "h200"), (Compilation::None, GraphMode::None));
+        }
     }
 
     /// The texts are those of vLLM 0.32.
@@ -309,6 +349,9 @@ mod tests {
             let refusal = read(&[&format!("-O{level}")]);
             assert_eq!((refusal.to_string(), refusal.stage()), (expected, Stage::Settings));
         }
-        assert_eq!(resolved(&["-O=01", "-cc.mode=true", "-cc.cudagraph_mode=2.0"], "h200"), (true, GraphMode::None));
+        assert_eq!(
+            resolved(&["-O=01", "-cc.mode=true", "-cc.cudagraph_mode=2.0"], "h200"),
+            (Compilation::PyTorch, GraphMode::None)
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SimConfig;
-use super::compilation::CompilationConfig;
+use super::compilation::{CompilationConfig, pooling};
 use super::flags::{allowed, at_least};
 use super::hardware::{defaults, laid_out, model_of};
 use crate::engine::Policy;
@@ -40,8 +40,7 @@ impl SimConfig {
         config.texts = Arc::new(texts);
         // A model that is a folder is served exactly as by vLLM. Any other model has additional routes for tests of gateways.
         config.on_disk = Path::new(name).is_dir();
-        let pooling = args.text("runner") == Some("pooling") || args.text("convert") == Some("embed");
-        config.embeddings = pooling || !config.on_disk;
+        config.embeddings = pooling(args) || !config.on_disk;
         let lora_env = std::env::var_os("VLLM_ALLOW_RUNTIME_LORA_UPDATING").is_some();
         config.runtime_lora = allowed("VLLM_ALLOW_RUNTIME_LORA_UPDATING") || !(lora_env || config.on_disk);
         config.dev_mode = allowed("VLLM_SERVER_DEV_MODE");

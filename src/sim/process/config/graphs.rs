@@ -5,7 +5,7 @@
 //! ignored.
 
 use super::SimConfig;
-use super::compilation::{CompilationConfig, optimization_level};
+use super::compilation::{Compilation, CompilationConfig, optimization_level, pooling};
 use crate::machine::{GraphMode, Graphs};
 use crate::process::refusal::{Refusal, Stage};
 use sluice_core::vllm::args::ServeArgs;
@@ -19,9 +19,10 @@ impl SimConfig {
         let given = one_of("cudagraph_capture_sizes", given, asked.sizes.clone())?;
         let largest = one_of("max_cudagraph_capture_size", args.int("max-cudagraph-capture-size"), asked.largest)?;
         self.eager = args.switch("enforce-eager") == Some(true);
-        let (compiled, mode) = asked.resolve(optimization_level(args)?, &self.profile.gpu);
-        self.compiled = compiled && !self.eager;
-        let mode = if self.eager { GraphMode::None } else { mode };
+        let (compilation, mode) = asked.resolve(optimization_level(args)?, &self.profile.gpu, pooling(args));
+        let off = (Compilation::None, GraphMode::None);
+        let (compilation, mode) = if self.eager { off } else { (compilation, mode) };
+        self.compilation = compilation;
         self.graphs = Graphs::none();
         if mode == GraphMode::None {
             return Ok(());
@@ -35,7 +36,7 @@ impl SimConfig {
         let whole = |size: i64| u32::try_from(size).unwrap_or(if size < 0 { 0 } else { u32::MAX });
         let Some(given) = given else {
             self.graphs = Graphs::chosen(seqs, tokens, largest.map(whole)).with_mode(mode);
-            return Ok(());
+            return self.check_compilation(mode);
         };
         if given.is_empty() {
             let text = "cudagraph_capture_sizes should contain at least one element when using cuda graph.";
@@ -51,8 +52,19 @@ impl SimConfig {
                      cudagraph_capture_sizes(={captured})"
                 ),
             }),
-            None => Ok(()),
+            None => self.check_compilation(mode),
         }
+    }
+
+    /// Piecewise graphs without vLLM's own compilation, which only a pooling model can come to have.
+    fn check_compilation(&self, mode: GraphMode) -> Result<(), Refusal> {
+        if mode == GraphMode::Piecewise && self.compilation != Compilation::Vllm {
+            return Err(assertion(
+                "Compilation mode should be CompilationMode.VLLM_COMPILE when cudagraph_mode piecewise cudagraphs is used, \
+                 cudagraph_mode=PIECEWISE",
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -26,6 +26,7 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
+pub use compilation::Compilation;
 pub use flags::without_effect;
 
 /// Most adapters that can be loaded at once: their ids are 16 bits wide, and more are not needed.
@@ -54,8 +55,8 @@ pub struct SimConfig {
     pub utilisation: f64,
     /// `--enforce-eager`.
     pub eager: bool,
-    /// Whether steps are compiled (not with `--enforce-eager` or `-O0`, unless the compilation config says so).
-    pub compiled: bool,
+    /// What compiles steps (nothing with `--enforce-eager`, nor with `-O0` unless the compilation config says so).
+    pub compilation: Compilation,
     /// Steps that are captured as graphs.
     pub graphs: Graphs,
     /// `--api-server-count`.
@@ -139,7 +140,7 @@ impl SimConfig {
             budget: None,
             utilisation: MemorySettings::default().utilisation,
             eager: false,
-            compiled: true,
+            compilation: Compilation::Vllm,
             graphs,
             api_servers: 1,
             adapters: Vec::new(),

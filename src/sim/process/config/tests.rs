@@ -74,6 +74,9 @@ fn graphs_are_captured_as_the_flags_say() {
         text(&["m", "-cc.cudagraph_capture_sizes=[]"]).contains("should contain at least one element when using cuda")
     );
     assert!(config(&["m", "-cc.cudagraph_capture_sizes=[]", "-O0"]).is_ok(), "without graphs no size is looked at");
+    let pooling = ["m", "--runner", "pooling", "-cc.mode=0"];
+    assert!(text(&pooling).contains("piecewise cudagraphs is used, cudagraph_mode=PIECEWISE [type=assertion_error"));
+    assert!(config(&[&pooling[..], &["--enforce-eager"]].concat()).is_ok());
     for (flag, key) in [("cudagraph-capture-sizes", "[8]"), ("max-cudagraph-capture-size", "8")] {
         let name = flag.replace('-', "_");
         let both = text(&["m", &format!("--{flag}"), "8", &format!("-cc.{name}={key}")]);
