@@ -3,7 +3,8 @@
 //! The list depends on the settings alone, so that it can be tested; the caller writes the lines and waits. Times are those
 //! of an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache); other models scale with their weights and
 //! layers. A warm cache skips the compilation; `--enforce-eager` and `-O0` skip it and the graphs; `--compilation-config` can
-//! skip either.
+//! skip either. A compilation without vLLM's own backend (`mode` 1 or 2) is taken to need the time of a cold one; it logs
+//! nothing and leaves nothing in vLLM's cache.
 //!
 //! | phase | 8B on an H200, seconds |
 //! |---|---|
@@ -12,7 +13,7 @@
 //! | weights | 5 + weights / 4 GiB/s |
 //! | compilation | Dynamo 4.6 + 14.8 for the graph; 4.2 to load it from the cache |
 //! | profiling run | 2 |
-//! | graphs | 0.003 for each size and layer, piecewise and again full, both twice with LoRA |
+//! | graphs | 0.003 for each graph and layer, piecewise and full graphs alike; twice that with LoRA |
 
 use std::time::Duration;
 
@@ -89,19 +90,15 @@ fn commas(number: u64) -> String {
 pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     let mut events = beginning(config, around);
     events.extend(loading(config));
-    let compilation =
-        if config.compilation != Compilation::None { compiling(config, around, &mut events) } else { 0.0 };
+    let compilation = compiling(config, around, &mut events);
     events.push(seconds(PROFILING));
-    if config.compilation != Compilation::None {
+    let logged = config.compilation == Compilation::Vllm;
+    if logged {
         events.push(core("monitor.py:81", "Initial profiling/warmup run took 2.00 s"));
     }
     events.extend(sizing(config));
     let graphs = if config.eager { 0.0 } else { capturing(config, &mut events) };
-    let compiled = if config.compilation != Compilation::None {
-        format!(" (compilation: {compilation:.2} s)")
-    } else {
-        String::new()
-    };
+    let compiled = if logged { format!(" (compilation: {compilation:.2} s)") } else { String::new() };
     let took = compilation + graphs + PROFILING;
     events.push(core(
         "core.py:402",
@@ -111,12 +108,21 @@ pub fn plan(config: &SimConfig, around: &Surroundings<'_>) -> Vec<Event> {
     events
 }
 
-/// Adds the compilation of the graph; returns its seconds.
+/// Adds the compilation of the graph, if there is one; returns its seconds.
 fn compiling(config: &SimConfig, around: &Surroundings<'_>, events: &mut Vec<Event>) -> f64 {
     let layers = f64::from(config.profile.shape.layers) / LAYERS;
     let range = format!("compile range (1, {})", config.engine.max_num_batched_tokens);
     let dynamo = 4.6 * layers;
-    let graph = if around.cached { 4.19 } else { 14.77 } * layers;
+    let cold = 14.77 * layers;
+    match config.compilation {
+        Compilation::None => return 0.0,
+        Compilation::PyTorch => {
+            events.push(seconds(dynamo + cold));
+            return dynamo + cold;
+        }
+        Compilation::Vllm => {}
+    }
+    let graph = if around.cached { 4.19 * layers } else { cold };
     let compiled = match around.cached {
         true => core(
             "backends.py:354",
@@ -159,20 +165,30 @@ fn sizing(config: &SimConfig) -> Vec<Event> {
 fn capturing(config: &SimConfig, events: &mut Vec<Event>) -> f64 {
     let (piecewise, full) = config.graphs.counts();
     if piecewise + full == 0 {
-        let text = "Skipping encoder and decoder CUDA graph capture. To enable encoder capture, ensure \
-                    `cudagraph_mm_encoder` is enabled; to enable decoder capture, ensure `cudagraph_mode` is not `NONE`.";
-        events.push(Event::Line(LogSource::EngineCore, Level::Warning, "model_runner.py:1062", text.to_owned()));
+        // 0.22 has the second text, 0.32 the first.
+        let (source, text) = if config.version.since(23) {
+            let text = "Skipping encoder and decoder CUDA graph capture. To enable encoder capture, ensure \
+                        `cudagraph_mm_encoder` is enabled; to enable decoder capture, ensure `cudagraph_mode` is not \
+                        `NONE`.";
+            ("model_runner.py:1062", text)
+        } else {
+            let text = "Skipping CUDA graph capture. To turn on CUDA graph capture, ensure `cudagraph_mode` was not \
+                        manually set to `NONE`";
+            ("gpu_model_runner.py:6375", text)
+        };
+        events.push(Event::Line(LogSource::EngineCore, Level::Warning, source, text.to_owned()));
         return 0.0;
     }
     let sets = if config.lora { 2.0 } else { 1.0 };
-    let each = sets * piecewise.max(full) as f64 * 0.003 * f64::from(config.profile.shape.layers);
+    let each = sets * 0.003 * f64::from(config.profile.shape.layers);
     let full_steps = if config.graphs.mode() == GraphMode::Full { "mixed prefill-decode" } else { "decode" };
     let mut took = 0.0;
     for (count, steps, kind) in [(piecewise, "mixed prefill-decode", "PIECEWISE"), (full, full_steps, "FULL")] {
         if count > 0 {
             let line = format!("Capturing CUDA graphs ({steps}, {kind})");
-            events.extend([core("gpu_model_runner.py:6420", line), seconds(each)]);
-            took += each;
+            let time = each * count as f64;
+            events.extend([core("gpu_model_runner.py:6420", line), seconds(time)]);
+            took += time;
         }
     }
     let gib = config.budget.map_or(0.0, |budget| budget.graphs) / GIB;
@@ -310,6 +326,7 @@ mod tests {
     use super::*;
     use crate::Profile;
     use sluice_core::vllm::args::ServeArgs;
+    use sluice_core::vllm::version::Version;
 
     fn start(flags: &[&str], cached: bool) -> Vec<Event> {
         let args = ServeArgs::parse(flags).unwrap();
@@ -374,6 +391,8 @@ mod tests {
             (&["-cc.cudagraph_mode=FULL_DECODE_ONLY"], &[dynamo, "graphs (decode, FULL)", "in 3 secs"]),
             (&["-cc.cudagraph_mode=NONE"], &[dynamo, "Skipping encoder and decoder CUDA graph capture."]),
             (&["-cc.mode=0"], &["graphs (decode, FULL)", "in 3 secs"]),
+            (&["-cc.mode=2"], &["graphs (decode, FULL)", "in 3 secs"]),
+            (&[], &[dynamo, "graphs (mixed prefill-decode, PIECEWISE)", "graphs (decode, FULL)", "in 8 secs"]),
             (&["-O0"], &["Skipping encoder and decoder CUDA graph capture."]),
         ] {
             let found = texts(flags);
@@ -385,6 +404,33 @@ mod tests {
         assert!(
             eager.len() == 2 && eager[0].starts_with("Enforce eager set") && eager[1].contains("enforce_eager=True")
         );
+    }
+
+    #[test]
+    fn only_vllms_own_compilation_is_logged_and_cached() {
+        for (mode, own) in [("0", false), ("1", false), ("2", false), ("3", true)] {
+            let events = start(&["m", &format!("-cc.mode={mode}")], false);
+            let about =
+                ["cache directory", "compile range", "torch.compile took", "Initial profiling", "(compilation: "];
+            for part in about {
+                let logged = events.iter().any(|event| matches!(event, Event::Line(.., text) if text.contains(part)));
+                assert_eq!(logged, own, "{mode}: {part}");
+            }
+            assert_eq!(events.contains(&Event::Compiled), own, "{mode}");
+            let warm = length(&start(&["m", &format!("-cc.mode={mode}")], true));
+            assert_eq!(warm < length(&events), own, "{mode}");
+        }
+    }
+
+    #[test]
+    fn the_line_about_no_graphs_is_that_of_the_version() {
+        let args = ServeArgs::parse(&["m", "-O0"]).unwrap();
+        let mut config = SimConfig::from_args(&args, Profile::named("h200-llama-8b").unwrap()).unwrap();
+        config.version = Version::new(0, 22, 1);
+        let events = plan(&config, &Surroundings { cached: true, cache: "", arguments: "", address: "" });
+        let skipped =
+            |event: &Event| matches!(event, Event::Line(.., text) if text.starts_with("Skipping CUDA graph c"));
+        assert!(events.iter().any(skipped));
     }
 
     #[test]
