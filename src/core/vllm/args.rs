@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use super::flags::{self, Flag, LookupError, Takes};
-use super::json_parts::JsonParts;
+use super::json_parts::{self, JsonParts};
 use super::version::Version;
 use super::whole_number::{self, BinaryFraction};
 
@@ -327,8 +327,9 @@ fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> 
             wrong(wanted, "<function human_readable_int>")
         })?),
         // vLLM checks the content of the object; here it must only be JSON.
-        Takes::Json if serde_json::from_str::<serde_json::Value>(text).is_err() => {
-            return Err(ArgsError::Json(name(), text.to_owned()));
+        Takes::Json => {
+            let text = json_parts::whole(flag.name, text).map_err(|fraction| decimal(flag, version, fraction))?;
+            Value::Text(text.map_err(|text| ArgsError::Json(name(), text))?)
         }
         Takes::Lora => {
             lora(text)?;
@@ -364,10 +365,11 @@ fn size(flag: &Flag, version: Version, text: &str) -> Result<Option<i64>, ArgsEr
     if flag.takes == Takes::SizeAuto && (text.eq_ignore_ascii_case("auto") || text == "-1") {
         return Ok(Some(-1));
     }
-    whole_number::parse(text).map_err(|BinaryFraction { number, unit }| {
-        let flag = flag.shown(version);
-        ArgsError::Decimal { flag, number, unit }
-    })
+    whole_number::parse(text).map_err(|fraction| decimal(flag, version, fraction))
+}
+
+fn decimal(flag: &Flag, version: Version, BinaryFraction { number, unit }: BinaryFraction) -> ArgsError {
+    ArgsError::Decimal { flag: flag.shown(version), number, unit }
 }
 
 #[cfg(test)]
@@ -470,6 +472,8 @@ mod tests {
             ServeArgs::parse(&["m", "-cc.mode"]).unwrap_err().to_string(),
             "argument -cc: expected one argument"
         );
+        let units = ServeArgs::parse(&["m", "-cc", r#"{"max_cudagraph_capture_size": 1k}"#]).unwrap();
+        assert_eq!(units.text("compilation-config"), Some(r#"{"max_cudagraph_capture_size": 1000}"#));
         let spaced = ServeArgs::parse(&["m", "-O", "1"]).unwrap();
         assert_eq!(spaced.text("optimization-level"), Some("1"));
         assert_eq!((args.model(), args.int("port")), (Some("x"), Some(1)));

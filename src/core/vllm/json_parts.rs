@@ -1,4 +1,8 @@
-//! Parts of flags that take JSON: `--flag.key value`, gathered into one object for each flag, as vLLM does.
+//! Flags that take JSON: whole, or in parts.
+//!
+//! Whole: in settings, which vLLM reads with their types, numbers may have a unit, and are written out here.
+//!
+//! Parts: `--flag.key value`, gathered into one object for each flag, as vLLM does.
 //!
 //! A value is JSON if it parses, otherwise a number with a unit (`1k`), otherwise text. `--flag.key.inner` nests; `--flag.key+`
 //! splits its value at commas and appends to a list. The objects count as given after all other flags, so they replace JSON
@@ -7,7 +11,7 @@
 
 use serde_json::{Map, Value};
 
-use super::whole_number;
+use super::whole_number::{self, BinaryFraction};
 
 /// The parts of an argv so far.
 #[derive(Default)]
@@ -35,6 +39,17 @@ impl JsonParts {
     pub(super) fn into_texts(self) -> impl Iterator<Item = (&'static str, String)> {
         self.objects.into_iter().map(|(_, flag, object)| (flag, object.to_string()))
     }
+}
+
+/// JSON that was given whole for this flag, with its units written out; `Err` inside has what is no JSON.
+pub(super) fn whole(flag: &str, text: &str) -> Result<Result<String, String>, BinaryFraction> {
+    const UNTYPED: [&str; 4] =
+        ["speculative-config", "watermark-config", "diffusion-config", "override-generation-config"];
+    let text = match flag.ends_with("-config") && !UNTYPED.contains(&flag) {
+        true => whole_number::expand(text)?,
+        false => text.to_owned(),
+    };
+    Ok(if serde_json::from_str::<Value>(&text).is_ok() { Ok(text) } else { Err(text) })
 }
 
 fn value(text: &str) -> Value {

@@ -179,7 +179,8 @@ fn number(value: &Value) -> Option<usize> {
 }
 
 fn integer(field: &str, value: &Value) -> Result<i64, Refusal> {
-    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
+    // Beyond the range the nearest number.
+    let whole = |number: f64| (number.fract() == 0.0).then_some(number as i64);
     let (found, text, kind) = match value {
         Value::Bool(truth) => (Some(i64::from(*truth)), "", ""),
         Value::Number(number) => {
