@@ -78,11 +78,15 @@ impl Engine {
     }
 
     /// Loads an adapter before a request names it, as vLLM's start does for each of `--lora-modules`: into host memory and
-    /// into a slot of the GPU. It takes no time here. Without LoRA it does nothing.
-    pub fn load_adapter(&mut self, adapter: u16) {
-        if self.config.max_loras > 0 {
-            self.adapters.prepare(&[adapter]);
+    /// into a slot of the GPU. Returns how long the engine is busy with it; the caller lets this time pass. Without LoRA it
+    /// does nothing.
+    pub fn load_adapter(&mut self, adapter: u16) -> Duration {
+        if self.config.max_loras == 0 {
+            return Duration::ZERO;
         }
+        let AdapterLoads { from_disk, to_gpu } = self.adapters.prepare(&[adapter]);
+        let load = StepLoad { adapter_loads: from_disk, adapter_activations: to_gpu, ..StepLoad::default() };
+        self.cost.adapter_loading(&load)
     }
 
     /// Adds a request. It is considered from the next plan on.

@@ -1,7 +1,8 @@
 //! The models that a server serves: `/v1/models`, and LoRA adapters loaded at run time.
 //!
 //! If the model is only a name, any path is accepted for an adapter. If it is a folder, the adapter's
-//! `adapter_config.json` is checked as in vLLM. Loading needs `--enable-lora`; requests that use an adapter continue
+//! `adapter_config.json` is checked as in vLLM. The engine reads it at once, so that the first request that uses it does not
+//! wait. Loading needs `--enable-lora`; requests that use an adapter continue
 //! when it is unloaded. At most [`MAX_ADAPTERS`] are ever loaded in one process, so ids never run out.
 
 use std::path::Path;
@@ -15,6 +16,7 @@ use crate::validate::{json, schema};
 use crate::http::error_body::ErrorBody;
 use crate::process::config::MAX_ADAPTERS;
 use crate::process::model_folder::{ADAPTER_CONFIG, check_adapter};
+use crate::real_time::command::Control;
 use crate::real_time::state::ServerState;
 use crate::unix_time::unix_time;
 use sluice_core::base::Rng;
@@ -104,8 +106,15 @@ fn checked(bytes: &[u8], schema: &[Field]) -> Result<Map<String, Value>, ErrorBo
     if problems.is_empty() { Ok(fields) } else { Err(problems.refusal()) }
 }
 
-/// `/v1/load_lora_adapter`
-pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
+/// `/v1/load_lora_adapter`: the answer comes when the engine has loaded the adapter.
+pub(crate) async fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBody> {
+    let (id, name) = register(shared, bytes)?;
+    shared.control(Control::LoadAdapter(id)).await.ok_or_else(ErrorBody::dead)?;
+    Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+}
+
+/// Adds an adapter to the list; returns its id and its name.
+fn register(shared: &ServerState, bytes: &[u8]) -> Result<(u16, String), ErrorBody> {
     let fields = checked(bytes, schema::LOAD_ADAPTER)?;
     let text = |name: &str| fields.text(name).unwrap_or_default();
     let (name, path) = (text("lora_name"), text("lora_path"));
@@ -116,7 +125,7 @@ pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBo
         return Err(invalid(format!("The lora adapter '{name}' conflicts with a served base model.")));
     }
     let mut adapters = shared.adapters.lock();
-    let loaded = adapters.iter_mut().flatten().find(|(known, _)| known == name);
+    let loaded = adapters.iter().position(|slot| slot.as_ref().is_some_and(|(known, _)| known == name));
     if loaded.is_some() && !fields.truth("load_inplace") {
         let message = format!(
             "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set \
@@ -136,14 +145,16 @@ pub(crate) fn load(shared: &ServerState, bytes: &[u8]) -> Result<String, ErrorBo
         let missing = message.contains("No adapter found");
         return Err(if missing { ErrorBody::not_found(None, message) } else { engine_error(message) });
     }
-    if let Some((_, known)) = loaded {
-        *known = path.to_owned();
-    } else if adapters.len() >= MAX_ADAPTERS {
+    let at = loaded.unwrap_or(adapters.len());
+    if at >= MAX_ADAPTERS {
         return Err(invalid(format!("at most {MAX_ADAPTERS} adapters can be loaded in one process.")));
-    } else {
-        adapters.push(Some((name.to_owned(), path.to_owned())));
     }
-    Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+    let adapter = Some((name.to_owned(), path.to_owned()));
+    match adapters.get_mut(at) {
+        Some(slot) => *slot = adapter,
+        None => adapters.push(adapter),
+    }
+    Ok((at as u16, name.to_owned()))
 }
 
 /// An error of the engine itself.

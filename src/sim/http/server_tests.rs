@@ -202,6 +202,8 @@ async fn adapters_are_loaded_and_unloaded() {
     assert_eq!((&models["data"][1]["id"], &models["data"][1]["parent"]), (&"ad".into(), &"m".into()));
     let response = call(&handle, "POST", COMPLETION, r#"{"model":"ad","prompt":"x","max_tokens":2}"#).await.1;
     assert!(response.contains(r#""model":"ad""#));
+    let again = r#"{"lora_name":"ad","lora_path":"/b","load_inplace":true}"#;
+    assert_eq!(call(&handle, "POST", "/v1/load_lora_adapter", again).await.0, 200);
     assert_eq!(call(&handle, "POST", "/v1/unload_lora_adapter", load).await.0, 200);
     assert_eq!(call(&handle, "POST", COMPLETION, r#"{"model":"ad","prompt":"x"}"#).await.0, 404);
     handle.shutdown().await;

@@ -149,10 +149,18 @@ impl CostModel {
             + (layers * gap + f64::from(load.sequences) * step.sequence_us) * 1e-6
             + self.rates.reduce_s_per_step
             + self.rates.reduce_s_per_token * padded;
-        let moved = self.adapter_bytes * 1e-9;
-        let stall = moved * f64::from(load.adapter_loads) / step.adapter_read_gb_per_s
-            + moved * f64::from(load.adapter_activations) / step.adapter_copy_gb_per_s;
-        Duration::from_secs_f64(computed + stall)
+        Duration::from_secs_f64(computed + self.adapter_seconds(load))
+    }
+
+    /// Time in which the adapters of `load` are read and copied, while nothing else runs.
+    pub fn adapter_loading(&self, load: &StepLoad) -> Duration {
+        Duration::from_secs_f64(self.adapter_seconds(load))
+    }
+
+    fn adapter_seconds(&self, load: &StepLoad) -> f64 {
+        let (step, moved) = (&self.rates.step, self.adapter_bytes * 1e-9);
+        moved * f64::from(load.adapter_loads) / step.adapter_read_gb_per_s
+            + moved * f64::from(load.adapter_activations) / step.adapter_copy_gb_per_s
     }
 
     /// CPU time of the engine process for a step.

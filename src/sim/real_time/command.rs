@@ -39,6 +39,8 @@ pub(crate) enum Control {
     Resume,
     /// Empty the prefix cache; with `preempt`, preempt the running sequences first.
     ResetPrefixCache { preempt: bool },
+    /// Load the adapter with this id; the answer comes when it is loaded.
+    LoadAdapter(u16),
     /// Sleep at this level; `None` wakes up.
     Sleep(Option<u8>),
 }

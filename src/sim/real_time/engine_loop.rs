@@ -190,6 +190,14 @@ impl EngineLoop {
             Command::Fault(Fault::Stall(extra)) => self.server.stall(extra),
             Command::Fault(Fault::OutOfMemory(running)) => self.out_of_memory_at = Some(running),
             Command::Fault(_) => {}
+            Command::Control(Control::LoadAdapter(adapter), done) => {
+                let loaded = self.server.load_adapter(self.virtual_now(), adapter);
+                let loaded = self.real(loaded);
+                tokio::spawn(async move {
+                    tokio::time::sleep_until(loaded).await;
+                    let _ = done.map(|done| done.send(true));
+                });
+            }
             Command::Control(control, done) => {
                 let result = self.control(control);
                 // The client may have disconnected.
@@ -208,6 +216,8 @@ impl EngineLoop {
                 self.server.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
+            // Answered later; see `execute`.
+            Control::LoadAdapter(_) => {}
             Control::Resume => {
                 self.server.pause(self.virtual_now(), Pause::No);
                 self.shared.paused.store(false, Ordering::Relaxed);

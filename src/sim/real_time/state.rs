@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::command::Command;
+use super::command::{Command, Control};
 use super::concurrency_limit::ConcurrencyLimit;
 use crate::observe::http_metrics::Requests;
 use crate::observe::stats::Stats;
@@ -82,6 +82,16 @@ impl ServerState {
     pub(crate) fn send(&self, command: Command) {
         self.inbox.lock().push(command);
         self.arrived.notify_one();
+    }
+
+    /// Sends an operation to the engine loop and waits until it is done; nothing if the engine is dead.
+    pub(crate) async fn control(&self, control: Control) -> Option<bool> {
+        let (done, result) = oneshot::channel();
+        self.send(Command::Control(control, Some(done)));
+        tokio::select! {
+            result = result => result.ok(),
+            () = self.dead.cancelled() => None,
+        }
     }
 
     /// Injects a fault, or removes all faults with [`Fault::None`].

@@ -71,6 +71,8 @@ pub struct VirtualServer {
     prompts: HashMap<SequenceId, u32>,
     refused: Vec<(SequenceId, EngineError)>,
     stall: Duration,
+    /// Until when the engine loads adapters, and starts no step.
+    loading_until: Duration,
 }
 
 impl VirtualServer {
@@ -86,6 +88,7 @@ impl VirtualServer {
             prompts: HashMap::new(),
             refused: Vec::new(),
             stall: Duration::ZERO,
+            loading_until: Duration::ZERO,
         }
     }
 
@@ -123,6 +126,13 @@ impl VirtualServer {
             step.ended = (step.ended - std::mem::take(&mut step.extra)).max(now.min(step.ended));
             step.next_plan = step.next_plan.min(step.ended);
         }
+    }
+
+    /// Loads an adapter between two steps, the next one of which waits for it; returns when it is loaded.
+    pub fn load_adapter(&mut self, now: Duration, adapter: u16) -> Duration {
+        let free = self.under_way.as_ref().map_or(now, |step| step.ended.max(now));
+        self.loading_until = self.loading_until.max(free) + self.engine.load_adapter(adapter);
+        self.loading_until
     }
 
     /// Pauses or resumes the engine. On resume a step starts at `now` if none is under way.
@@ -244,7 +254,7 @@ impl VirtualServer {
         self.add_ready(at);
         let Some(outcome) = self.engine.step() else { return };
         let extra = std::mem::take(&mut self.stall);
-        let ended = outcome.ends(at, planned) + extra;
+        let ended = outcome.ends(at, planned) + extra + self.loading_until.saturating_sub(at);
         let cost = self.engine.cost();
         // The GPU time has jitter, so its digits can seed this draw.
         let stalled = Rng::new(outcome.gpu.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
@@ -292,6 +302,8 @@ mod tests {
             long_prefill_token_threshold: 0,
             chunked_prefill: true,
             num_blocks: 1000,
+            max_loras: 1,
+            max_cpu_loras: 1,
             seed: 1,
             ..EngineConfig::default()
         };
@@ -316,6 +328,29 @@ mod tests {
             last
         };
         assert_eq!(drive(Duration::ZERO), drive(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn a_loading_adapter_delays_the_step_that_follows_and_not_its_first_request() {
+        let ended = |load: bool, arrives: u64| {
+            let mut server = server();
+            let arrives = Duration::from_millis(arrives);
+            if load {
+                assert!(server.load_adapter(Duration::ZERO, 0) < Duration::from_secs(1));
+            }
+            server.submit(arrives, [Request { adapter: Some(0), ..request(1) }]);
+            let mut ends = Vec::new();
+            while let Some(at) = server.next_at() {
+                ends.extend(server.poll(at));
+            }
+            (ends[0].load.adapter_loads, ends[0].ended - arrives)
+        };
+        let (reads, unloaded) = ended(false, 1000);
+        let (none, loaded) = ended(true, 1000);
+        assert_eq!((reads, none), (1, 0));
+        assert!(loaded < unloaded, "{loaded:?} {unloaded:?}");
+        let (none, during) = ended(true, 0);
+        assert!(none == 0 && during > loaded, "{during:?} {loaded:?}");
     }
 
     #[test]

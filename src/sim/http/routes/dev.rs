@@ -8,22 +8,16 @@ use std::sync::atomic::Ordering;
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 
 use crate::http::error_body::ErrorBody;
 use crate::http::reply::{Reply, body, json_reply};
-use crate::real_time::command::{Command, Control};
+use crate::real_time::command::Control;
 use crate::real_time::state::ServerState;
 use crate::validate::pydantic::{ValidationErrors, repr};
 
 /// Sends a command to the engine and waits until it is done.
 async fn control(shared: &ServerState, control: Control) -> Result<bool, ErrorBody> {
-    let (done, result) = oneshot::channel();
-    shared.send(Command::Control(control, Some(done)));
-    tokio::select! {
-        result = result => result.map_err(|_| ErrorBody::dead()),
-        () = shared.dead.cancelled() => Err(ErrorBody::dead()),
-    }
+    shared.control(control).await.ok_or_else(ErrorBody::dead)
 }
 
 /// A parameter of the query.

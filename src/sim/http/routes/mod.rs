@@ -141,7 +141,7 @@ async fn dispatch(
         "/v1/responses/{response_id}" | "/v1/responses/{response_id}/cancel" => Err(responses::unknown(parameter)),
         "/v1/load_lora_adapter" => {
             require_json(&request)?;
-            models::load(shared, &read(request).await?).map(text_reply)
+            models::load(shared, &read(request).await?).await.map(text_reply)
         }
         "/v1/unload_lora_adapter" => {
             require_json(&request)?;
@@ -151,7 +151,7 @@ async fn dispatch(
             let sent = read(request).await?;
             let value: Value = serde_json::from_slice(&sent).unwrap_or_default();
             let (name, source) = (&value["name"], &value["src"]);
-            models::load(shared, json!({"lora_name": name, "lora_path": source}).to_string().as_bytes())?;
+            models::load(shared, json!({"lora_name": name, "lora_path": source}).to_string().as_bytes()).await?;
             Ok(text_reply(format!("Adapter {} registered", name.as_str().unwrap_or_default())))
         }
         "/adapters/{adapter_name}" => {

@@ -187,7 +187,10 @@ impl SimConfig {
         let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
         let cost = cost.with_graphs(self.graphs.clone());
         let mut engine = Engine::new(engine, cost);
-        adapters.into_iter().for_each(|adapter| engine.load_adapter(adapter));
+        for adapter in adapters {
+            // The start takes this time before the server exists.
+            let _ = engine.load_adapter(adapter);
+        }
         VirtualServer::new(engine, FrontEnd::with_servers(&self.profile.front_end, self.api_servers))
     }
 
