@@ -11,9 +11,10 @@
 //! | `FULL_DECODE_ONLY` | full graph | no graph |
 //! | `NONE` | no graph | no graph |
 //!
-//! Sizes: 1, 2, 4, then by 8 up to 256, then by 16 up to `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or
-//! those of `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs for decodes alone exist up to
-//! `--max-num-seqs`; a larger step that only decodes is treated as one that also prefills.
+//! Sizes: 1, 2, 4 (with `--performance-mode interactivity` all from 1 to 32), then by 8 up to 256, then by 16 up to
+//! `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or those of `--cudagraph-capture-sizes`. None is above
+//! `--max-num-batched-tokens`. Full graphs for decodes alone exist up to `--max-num-seqs`; a larger step that only decodes is
+//! treated as one that also prefills.
 
 use std::sync::Arc;
 
@@ -81,9 +82,19 @@ impl Graphs {
 
     /// The sizes that vLLM chooses for these limits. `largest` is `--max-cudagraph-capture-size`.
     pub fn chosen(max_num_seqs: u32, max_num_batched_tokens: u32, largest: Option<u32>) -> Self {
+        Self::with_smallest(&[1, 2, 4], max_num_seqs, max_num_batched_tokens, largest)
+    }
+
+    /// The same with `--performance-mode interactivity`.
+    pub fn interactive(max_num_seqs: u32, max_num_batched_tokens: u32, largest: Option<u32>) -> Self {
+        let smallest: Vec<u32> = (1..=32).collect();
+        Self::with_smallest(&smallest, max_num_seqs, max_num_batched_tokens, largest)
+    }
+
+    fn with_smallest(smallest: &[u32], max_num_seqs: u32, max_num_batched_tokens: u32, largest: Option<u32>) -> Self {
         let largest = largest.unwrap_or_else(|| max_num_seqs.saturating_mul(2).min(DEFAULT_LARGEST));
         let largest = largest.min(max_num_batched_tokens);
-        let small = [1, 2, 4].into_iter().chain((8..256).step_by(8));
+        let small = smallest.iter().copied().chain((8..256).step_by(8));
         let mut sizes: Vec<u32> =
             small.chain((256..=u32::MAX - STRIDE).step_by(STRIDE as usize)).take(MAX_SIZES).collect();
         sizes.retain(|size| *size <= largest);
@@ -166,6 +177,8 @@ mod tests {
         // 8, 16 .. 248, 256 .. 1280: 99 sizes, as vLLM 0.22.1 logged.
         let wide = Graphs::chosen(256, 8192, Some(1280));
         assert_eq!((wide.counts(), wide.largest()), ((99, 35), 1280));
+        let interactive = |seqs| Graphs::interactive(seqs, 8192, None).counts();
+        assert_eq!([256, 8, 1].map(interactive), [(76, 60), (16, 8), (2, 1)], "1 to 32, then by 8 and by 16");
         assert_eq!(Graphs::chosen(256, 300, None).largest(), 300, "the token budget is captured where it is in reach");
         assert!(Graphs::chosen(u32::MAX, u32::MAX, Some(u32::MAX)).counts().0 <= MAX_SIZES);
     }

@@ -1,8 +1,8 @@
 //! CUDA graphs from flags: for which steps, of which sizes, and vLLM's errors about them.
 //!
-//! `--cudagraph-capture-sizes` lists the sizes, `--max-cudagraph-capture-size` bounds vLLM's own list; together they must
-//! agree. Both can be keys of `--compilation-config` instead, not as well. Without graphs (`--enforce-eager`, `-O0`) both are
-//! ignored.
+//! `--cudagraph-capture-sizes` lists the sizes, `--max-cudagraph-capture-size` bounds vLLM's own list, which depends on
+//! `--performance-mode`; together they must agree. Both can be keys of `--compilation-config` instead, not as well. Without
+//! graphs (`--enforce-eager`, `-O0`) both are ignored.
 
 use super::SimConfig;
 use super::compilation::{Compilation, CompilationConfig, optimization_level, pooling};
@@ -35,7 +35,9 @@ impl SimConfig {
         let (seqs, tokens) = (self.engine.max_num_seqs, self.engine.max_num_batched_tokens);
         let whole = |size: i64| u32::try_from(size).unwrap_or(if size < 0 { 0 } else { u32::MAX });
         let Some(given) = given else {
-            self.graphs = Graphs::chosen(seqs, tokens, largest.map(whole)).with_mode(mode);
+            let interactive = args.text("performance-mode") == Some("interactivity");
+            let choose = if interactive { Graphs::interactive } else { Graphs::chosen };
+            self.graphs = choose(seqs, tokens, largest.map(whole)).with_mode(mode);
             return self.check_compilation(mode);
         };
         if given.is_empty() {

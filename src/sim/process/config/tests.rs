@@ -55,6 +55,7 @@ fn graphs_are_captured_as_the_flags_say() {
     assert_eq!(graphs(&dense), ((41, 40), 1280, true), "what vLLM sets aside grows with every size");
     assert_eq!(graphs(&["--enforce-eager"]), ((0, 0), 0, false));
     assert_eq!(graphs(&["-O1"]), ((51, 0), 512, false));
+    assert_eq!(graphs(&["--performance-mode", "interactivity"]), ((76, 60), 512, false));
     assert_eq!(graphs(&["-cc.cudagraph_mode=FULL"]), ((0, 51), 512, false));
     assert_eq!(graphs(&["-cc.cudagraph_mode=FULL_DECODE_ONLY", "-O1"]), ((0, 35), 512, false));
     assert_eq!(graphs(&["-cc.cudagraph_mode=FULL", "--enforce-eager"]), ((0, 0), 0, false));
