@@ -92,7 +92,7 @@ pub(crate) fn start(
                     stops: finish == crate::http::wire::Finish::Stop,
                     content: content(prompt, &output),
                     salt: request.cache_salt.as_ref().map_or(0, |salt| XxHash3_64::oneshot(salt.as_bytes()) | 1),
-                    text: prompt.text.is_some(),
+                    text: prompt.tokenized,
                     choice: sibling,
                     skip_cached: request.prompt_logprobs.is_some(),
                     ..Request::default()

@@ -292,3 +292,22 @@ async fn api_keys_protect_only_v1() {
     assert_eq!(call(&handle, "GET", "/health", "").await.0, 200);
     handle.shutdown().await;
 }
+
+#[tokio::test]
+async fn texts_and_chats_are_tokenized_and_ids_are_not() {
+    let wait = Duration::from_millis(1500);
+    let handle = server(|config| config.profile.front_end.text_us = 1.5e6).await;
+    let started = Instant::now();
+    let answer = async |path: &str, prompt: &str| {
+        let body = format!(r#"{{"model":"m","max_tokens":1,{prompt}}}"#);
+        assert_eq!(call(&handle, "POST", path, &body).await.0, 200);
+        started.elapsed()
+    };
+    let (text, chat, ids) = tokio::join!(
+        answer("/v1/completions", r#""prompt":"hello""#),
+        answer("/v1/chat/completions", r#""messages":[{"role":"user","content":"hello"}]"#),
+        answer("/v1/completions", r#""prompt":[1,2,3]"#),
+    );
+    assert!(text >= wait && chat >= wait, "{text:?} {chat:?}");
+    assert!(ids < text.min(chat), "ids pass texts: {ids:?}");
+}

@@ -30,8 +30,10 @@ pub struct Prompt {
     pub ids: Arc<[u32]>,
     /// Hash of its content: the same prompt gets the same output.
     pub seed: u64,
-    /// Its text, for `echo`; `None` for ids.
+    /// Its text, for `echo`; `None` for ids, and for a chat without a template.
     pub text: Option<Arc<str>>,
+    /// Whether the API server tokenizes it: it came as text or as a chat.
+    pub tokenized: bool,
 }
 
 impl Prompt {
@@ -80,7 +82,7 @@ impl TextModel {
         check_chars(text, length)?;
         let ids = self.vocabulary.encode(text, special);
         let seed = XxHash3_64::oneshot_with_seed(0, text.as_bytes());
-        Ok(Prompt { ids: ids.into(), seed, text: Some(text.into()) })
+        Ok(Prompt { ids: ids.into(), seed, text: Some(text.into()), tokenized: true })
     }
 
     fn of_ids(&self, ids: Vec<u32>) -> Result<Prompt, ErrorBody> {
@@ -88,7 +90,7 @@ impl TextModel {
             return Err(ErrorBody::bad_request(None, format!("Token id {id} is out of vocabulary")));
         }
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        Ok(Prompt { ids: ids.into(), seed: XxHash3_64::oneshot_with_seed(0, &bytes), text: None })
+        Ok(Prompt { ids: ids.into(), seed: XxHash3_64::oneshot_with_seed(0, &bytes), text: None, tokenized: false })
     }
 
     /// The prompt of a conversation.
@@ -151,7 +153,7 @@ impl TextModel {
             ids.extend(filler("answer", TOKENS_PER_CHAT - 1));
         }
         let seed = XxHash3_64::oneshot_with_seed(0, json!(list).to_string().as_bytes());
-        Prompt { ids: ids.into(), seed, text: None }
+        Prompt { ids: ids.into(), seed, text: None, tokenized: true }
     }
 
     /// The prompts of a completion.
