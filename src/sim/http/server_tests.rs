@@ -2,7 +2,7 @@
 //!
 //! Raw, because framing is what is tested: a client library would hide a missing last chunk or a second response.
 //! Each wait is for a condition and has a deadline; lengths of time are asserted only where they are the contract (the
-//! idle connection that closes after five seconds).
+//! idle connection that closes after five seconds), or as a lower bound.
 
 use std::time::{Duration, Instant};
 
