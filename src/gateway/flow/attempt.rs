@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 
+use bytes::Bytes;
 use tokio::time::{Instant, sleep_until};
 
 use super::exchange::{Downstream, ExchangeError, ResponseHead};
@@ -31,6 +32,14 @@ pub(super) struct FailedAttempt<X> {
     pub(super) response: Option<ResponseStart<X>>,
     /// Its refusal as the first event of a stream, for the same purpose.
     pub(super) busy: Option<BusyBackend>,
+    /// What the pump has read of a response and passed on nothing of. `forward.rs` makes it the response.
+    pub(super) held: Option<HeldResponse>,
+}
+
+/// The beginning of a response that says that the engine will not serve the request.
+pub(super) struct HeldResponse {
+    pub(super) head: ResponseHead,
+    pub(super) read: Bytes,
 }
 
 /// A backend's own admission control, reported in a stream whose head was 200.
@@ -41,18 +50,20 @@ pub(super) struct BusyBackend {
     pub(super) retry_after: Option<u64>,
 }
 
-/// A response whose body has not been read.
+/// A response that was not passed on.
 pub(super) struct ResponseStart<X> {
     pub(super) exchange: X,
     pub(super) head: ResponseHead,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
+    /// The part of the body that was read.
+    pub(super) read: Bytes,
 }
 
 impl<X> AttemptResult<X> {
     /// A failure without a response.
     pub(super) fn failed(reason: RetryReason, outcome: Outcome) -> Self {
-        Self::Failed(FailedAttempt { reason, outcome, response: None, busy: None })
+        Self::Failed(FailedAttempt { reason, outcome, response: None, busy: None, held: None })
     }
 
     /// The backend failed in `fault`'s way.

@@ -2,9 +2,9 @@
 //!
 //! An attempt is one delivery of the request to one backend, under an id of its own. There are at most `retry.attempts`,
 //! so engines see a request at most that often, whatever goes wrong. Another one follows when no connection was
-//! established, the connection broke, the backend did not read or stayed silent before the first byte, the engine responded
-//! with 502 or 503, sent a 503-coded error event before any content, or was found hung. None follows a 4xx, or a byte that
-//! has reached the client. When no other backend can take the request, the client gets the last one's response.
+//! established, the connection broke, the backend did not read or stayed silent before the first byte, was found hung, or gave
+//! an answer after which another engine may serve the request (`elsewhere.rs`). None follows a byte that has reached the
+//! client. When no other backend can take the request, the client gets the last one's response.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
 //! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
@@ -30,9 +30,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
-use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
+use super::attempt::{AttemptResult, FailedAttempt, HeldResponse, ResponseStart, WaitError, guarded};
 use super::classify;
 use super::copies::{CopyQueue, PendingCopies};
+use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
 use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
 use super::faults;
 use super::incoming::IncomingRequest;
@@ -283,10 +284,19 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Err(error) => return error.into_result(lease, &record.request_id),
             }
         };
-        if is_unavailable(response.head.status, lease, &record.request_id) || self.lacks_model(response.head.status) {
-            let outcome = Outcome::UpstreamError(UpstreamFault::Status);
+        let (status, credentials) = (response.head.status, self.credentials(lease));
+        let elsewhere = EngineAnswer { status, error: None, credentials }.elsewhere();
+        if elsewhere.is_some() || self.lacks_model(status) {
+            if elsewhere.is_some_and(Elsewhere::is_fault) {
+                let why = format_args!("status {}", status.as_u16());
+                faults::report(lease, BackendFault::Response, &record.request_id, &why, Instant::now());
+            }
+            let outcome = match elsewhere {
+                Some(Elsewhere::Limited) => Outcome::Refused,
+                _ => Outcome::UpstreamError(UpstreamFault::Status),
+            };
             let (reason, response) = (RetryReason::Status, Some(response));
-            return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None });
+            return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None, held: None });
         }
         // The injected usage could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
@@ -296,13 +306,27 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
         let Backends { abort, .. } = self.backends;
         let times = (response.sent, deadline);
-        let context = response_context(self.incoming, &self.prepared, &self.placed, abort, lease, times);
+        let mut context = response_context(self.incoming, &self.prepared, &self.placed, abort, lease, times);
+        context.credentials = Some(credentials);
         let mut pump = Pump::new(response.head, context, &mut self.request, lease, down, record);
-        let result = pump.run(&mut response.exchange).await;
-        if matches!(result, AttemptResult::Finished) {
-            reuse_connection(response.exchange).await;
+        match pump.run(&mut response.exchange, response.read).await {
+            AttemptResult::Finished => {
+                reuse_connection(response.exchange).await;
+                AttemptResult::Finished
+            }
+            AttemptResult::Failed(mut failed) => {
+                let (exchange, sent) = (response.exchange, response.sent);
+                failed.response =
+                    failed.held.take().map(|HeldResponse { head, read }| ResponseStart { exchange, head, sent, read });
+                AttemptResult::Failed(failed)
+            }
         }
-        result
+    }
+
+    /// Whose credentials the engine behind `lease` sees.
+    fn credentials(&self, lease: &Lease) -> Credentials {
+        let replaced = lease.address().api_key.is_some() || self.incoming.key.is_some();
+        if replaced { Credentials::Gateway } else { Credentials::Client }
     }
 
     /// Sends the request and waits for the head of its response.
@@ -325,7 +349,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record.sent();
         let sent = Instant::now();
         let head = self.wait_for_head(&mut exchange, lease, down, sent, deadline).await?;
-        Ok(ResponseStart { exchange, head, sent })
+        Ok(ResponseStart { exchange, head, sent, read: Bytes::new() })
     }
 
     /// Whether this status says that the engine of the arm does not know the model: that of the arm, or an adapter that only others
@@ -372,7 +396,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let context = response_context(self.incoming, &self.prepared, &self.placed, abort, &lease, (now, deadline));
         let mut request = UpstreamRequest::default();
         let mut pump = Pump::new(response.head, context, &mut request, &mut lease, down, record);
-        match pump.run(&mut response.exchange).await {
+        match pump.run(&mut response.exchange, response.read).await {
             AttemptResult::Finished => {
                 reuse_connection(response.exchange).await;
                 Ok(())
@@ -407,15 +431,6 @@ fn is_unknown_model<X>(failed: &FailedAttempt<X>) -> bool {
     failed.response.as_ref().is_some_and(|response| response.head.status == StatusCode::NOT_FOUND)
 }
 
-/// Whether another backend should be tried after this status. A 502 also counts against the health of this one.
-fn is_unavailable(status: StatusCode, lease: &Lease, request_id: &str) -> bool {
-    if status == StatusCode::BAD_GATEWAY {
-        let why = format_args!("status {}", status.as_u16());
-        faults::report(lease, BackendFault::Response, request_id, &why, Instant::now());
-    }
-    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
-}
-
 async fn head_of<X: Exchange>(exchange: &mut X) -> Result<ResponseHead, WaitError> {
     match exchange.head().await {
         Ok(head) => Ok(head),
@@ -443,6 +458,7 @@ fn response_context<'a>(
         feedback: &prepared.feedback,
         idle: placed.table.timeouts().idle,
         objectives: &placed.home().objectives,
+        credentials: None,
         abort,
     }
 }

@@ -11,6 +11,7 @@
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend while the client has received nothing |
+//! | | `elsewhere.rs` | may another backend serve the request after this answer? |
 //! | meter | `pump.rs`, `response_meter.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
@@ -40,6 +41,7 @@ mod copies;
 mod prepare;
 mod admit;
 mod faults;
+mod elsewhere;
 mod attempt;
 mod response_meter;
 mod pump;

@@ -22,7 +22,8 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-use super::attempt::{AttemptResult, BusyBackend, FailedAttempt};
+use super::attempt::{AttemptResult, BusyBackend, FailedAttempt, HeldResponse};
+use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
 use super::exchange::{ClientGone, Downstream, Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use super::faults;
 use super::feedback::{Feedback, InjectedUsage};
@@ -31,7 +32,7 @@ use super::respond;
 use super::response_meter::{ResponseMeter, is_busy, is_client_error};
 use crate::pool::{BackendFault, Lease};
 use sluice_core::meter::{Forward, Objectives};
-use sluice_core::openai::Route;
+use sluice_core::openai::{Route, UpstreamError};
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
 /// A client that takes longer to accept a chunk reads slower than the engine writes.
@@ -53,6 +54,9 @@ pub(super) struct ResponseContext<'a> {
     pub(super) feedback: &'a Feedback,
     pub(super) idle: Duration,
     pub(super) objectives: &'a Objectives,
+    /// Whose credentials the engine has seen. `None`: no other engine can take the request, so that the response goes to the
+    /// client whatever it says, and its fault was counted before.
+    pub(super) credentials: Option<Credentials>,
     /// Cancelled when the gateway aborts all requests.
     pub(super) abort: &'a CancellationToken,
 }
@@ -143,22 +147,30 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         Self { context, meter, head: Some(head), request, status, lease, down, record, prefilling: true }
     }
 
-    /// Passes the response on. `Failed` only while nothing has reached the client.
-    pub(super) async fn run<X: Exchange>(&mut self, exchange: &mut X) -> AttemptResult<X> {
-        let mut chunk = BytesMut::new();
+    /// Passes the response on. `Failed` only while nothing has reached the client. `read`: bytes of the body that were read
+    /// before.
+    pub(super) async fn run<X: Exchange>(&mut self, exchange: &mut X, read: Bytes) -> AttemptResult<X> {
+        let mut chunk = BytesMut::from(read);
         let mut silence =
             SilenceTimer { limit: self.context.deadline, timer: pin!(sleep_until(self.context.deadline)) };
         // One future for all chunks: a new one for each would enter and leave the token's list of waiters.
         let token = self.lease.abort_token().clone();
         let mut aborted = pin!(token.cancelled());
         loop {
-            let event = self.next_event(exchange, &mut chunk, aborted.as_mut(), &mut silence).await;
+            let event = match chunk.is_empty() {
+                true => self.next_event(exchange, &mut chunk, aborted.as_mut(), &mut silence).await,
+                false => PumpEvent::Bytes,
+            };
             let now = Instant::now();
             match event {
                 PumpEvent::Bytes => {
-                    let forward = self.measure(chunk.split().freeze(), now);
-                    if self.head.is_some() && self.meter.is_busy_before_content() {
-                        return AttemptResult::Failed(self.busy_backend());
+                    let bytes = chunk.split().freeze();
+                    let held = self.head.is_some().then(|| bytes.clone());
+                    let forward = self.measure(bytes, now);
+                    if let Some(held) = held
+                        && let Some(failed) = self.answered_elsewhere(held, now)
+                    {
+                        return AttemptResult::Failed(failed);
                     }
                     // A stream that ends without its end marker gets an error event after its last bytes.
                     let last = exchange.at_end() && (!self.meter.is_stream() || self.meter.is_done());
@@ -205,18 +217,34 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if self.context.abort.is_cancelled() { Interruption::Stopping } else { Interruption::Hung }
     }
 
+    /// The failed attempt if the first bytes, `read`, say that another engine may serve the request.
+    fn answered_elsewhere<X>(&mut self, read: Bytes, now: Instant) -> Option<FailedAttempt<X>> {
+        let credentials = self.context.credentials?;
+        let error = self.meter.error().filter(|_| !self.meter.has_content())?;
+        let answer = EngineAnswer { status: self.status, error: Some(error), credentials };
+        let (elsewhere, reason) = (answer.elsewhere()?, answer.retry_reason());
+        let busy = (elsewhere == Elsewhere::Busy).then(|| self.busy_backend(error));
+        if elsewhere.is_fault() {
+            self.fault(&"an error event in the stream", now);
+        }
+        let outcome = match elsewhere {
+            Elsewhere::Limited => Outcome::Refused,
+            _ => Outcome::UpstreamError(UpstreamFault::InStream),
+        };
+        let head = if busy.is_none() { self.head.take() } else { None };
+        let held = head.map(|head| HeldResponse { head, read });
+        Some(FailedAttempt { reason, outcome, response: None, busy, held })
+    }
+
     /// The backend's own admission control, in a stream of which nothing was passed on.
-    fn busy_backend<X>(&self) -> FailedAttempt<X> {
-        let message = self.meter.error().map(|error| error.message.clone()).filter(|message| !message.is_empty());
-        let message = message.unwrap_or_else(|| "the backend is overloaded; try again later".to_owned());
+    fn busy_backend(&self, error: &UpstreamError) -> BusyBackend {
+        let message = match error.message.is_empty() {
+            true => "the backend is overloaded; try again later".to_owned(),
+            false => error.message.clone(),
+        };
         let sent = self.head.as_ref().and_then(|head| head.headers.get(RETRY_AFTER));
         let retry_after = sent.and_then(|value| value.to_str().ok()?.parse().ok());
-        FailedAttempt {
-            reason: RetryReason::InStream,
-            outcome: Outcome::UpstreamError(UpstreamFault::InStream),
-            response: None,
-            busy: Some(BusyBackend { message, retry_after }),
-        }
+        BusyBackend { message, retry_after }
     }
 
     /// Meters a chunk; returns what goes to the client.
@@ -331,10 +359,9 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     /// Whether an upstream error does not count against the backend here: its own admission control, which is no fault,
-    /// or a 502, which was counted when its head arrived.
+    /// or a fault that was counted when the attempt failed.
     fn is_no_fault(&self) -> bool {
-        matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY)
-            || self.meter.error().is_some_and(is_busy)
+        self.context.credentials.is_none() || self.meter.error().is_some_and(is_busy)
     }
 
     fn client_gone<X>(&mut self, now: Instant) -> AttemptResult<X> {

@@ -86,11 +86,6 @@ impl ResponseMeter {
         }
     }
 
-    /// Whether the engine reported in the stream, before any content, that it is overloaded.
-    pub(super) fn is_busy_before_content(&self) -> bool {
-        !self.has_content() && self.error().is_some_and(is_busy)
-    }
-
     /// The error that the response reports.
     pub(super) fn error(&self) -> Option<&UpstreamError> {
         match self {

@@ -1,0 +1,125 @@
+//! May another engine serve a request that one engine has answered? One table, for heads, bodies and error events.
+//!
+//! The table holds only while the client has received nothing. `forward.rs` asks it when a head has arrived, `pump.rs` when an
+//! event or a body says that the engine will not serve the request. If no other engine has room, the client gets the answer of
+//! the engine that was asked last.
+//!
+//! | answer | meaning | a fault of the engine |
+//! |---|---|---|
+//! | 502 | the engine's own upstream failed | yes |
+//! | 503, as status or in an event | the engine's admission control | no |
+//! | 429, as status or in an event | the engine's limit for its callers | no |
+//! | 500 in an event | the engine failed at this request | yes |
+//! | 401, 403 to credentials of the gateway | the engine refuses the gateway | no: a state of the backend |
+//!
+//! A 500 as the status of a head goes to the client: an engine that fails before it begins a response fails at the request, and
+//! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the client, who sent them.
+
+use http::StatusCode;
+
+use super::record::RetryReason;
+use sluice_core::openai::UpstreamError;
+
+/// The answer of an engine to a request that it has not begun to serve.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EngineAnswer<'a> {
+    /// The status of the head.
+    pub(super) status: StatusCode,
+    /// The error in the body or in the first event, where one has been read.
+    pub(super) error: Option<&'a UpstreamError>,
+    /// Whose credentials the engine has seen.
+    pub(super) credentials: Credentials,
+}
+
+/// Whose credentials a request to an engine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Credentials {
+    /// The backend's `api_key`; or none, because the client's key was for the gateway.
+    Gateway,
+    /// The client's own, as the client sent them; also when the client sent none.
+    Client,
+}
+
+/// Why another engine may serve the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// 502.
+    Broken,
+    /// 503: the engine has no room.
+    Busy,
+    /// 429: the engine limits its callers.
+    Limited,
+    /// An error event with code 500.
+    Failed,
+    /// The engine refuses the gateway's credentials.
+    GatewayRefused,
+}
+
+impl Elsewhere {
+    /// Whether the answer counts against the engine's health.
+    pub(super) fn is_fault(self) -> bool {
+        match self {
+            Self::Broken | Self::Failed => true,
+            Self::Busy | Self::Limited | Self::GatewayRefused => false,
+        }
+    }
+}
+
+impl EngineAnswer<'_> {
+    /// Whether another engine may serve the request, and why.
+    pub(super) fn elsewhere(&self) -> Option<Elsewhere> {
+        // The code of an error event stands for the status of the head, which is 200.
+        let event = self.error.filter(|_| self.status.is_success()).map(|error| error.code);
+        match event.unwrap_or(Some(self.status.as_u16()))? {
+            500 if event.is_some() => Some(Elsewhere::Failed),
+            502 if event.is_none() => Some(Elsewhere::Broken),
+            503 => Some(Elsewhere::Busy),
+            429 => Some(Elsewhere::Limited),
+            401 | 403 if self.credentials == Credentials::Gateway => Some(Elsewhere::GatewayRefused),
+            _ => None,
+        }
+    }
+
+    /// The reason under which the attempt counts.
+    pub(super) fn retry_reason(&self) -> RetryReason {
+        if self.status.is_success() { RetryReason::InStream } else { RetryReason::Status }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elsewhere(status: u16, event: Option<Option<u16>>, credentials: Credentials) -> Option<Elsewhere> {
+        let error = event.map(|code| UpstreamError { code, message: String::new() });
+        let status = StatusCode::from_u16(status).unwrap();
+        EngineAnswer { status, error: error.as_ref(), credentials }.elsewhere()
+    }
+
+    #[test]
+    fn every_row_of_the_table() {
+        for (status, event, gateway, client) in [
+            (502, None, Some(Elsewhere::Broken), Some(Elsewhere::Broken)),
+            (503, None, Some(Elsewhere::Busy), Some(Elsewhere::Busy)),
+            (429, None, Some(Elsewhere::Limited), Some(Elsewhere::Limited)),
+            (401, None, Some(Elsewhere::GatewayRefused), None),
+            (403, None, Some(Elsewhere::GatewayRefused), None),
+            (200, Some(Some(503)), Some(Elsewhere::Busy), Some(Elsewhere::Busy)),
+            (200, Some(Some(429)), Some(Elsewhere::Limited), Some(Elsewhere::Limited)),
+            (200, Some(Some(500)), Some(Elsewhere::Failed), Some(Elsewhere::Failed)),
+            (200, Some(Some(401)), Some(Elsewhere::GatewayRefused), None),
+            (200, Some(Some(400)), None, None),
+            (200, Some(None), None, None),
+            (200, None, None, None),
+            (400, None, None, None),
+            (404, None, None, None),
+            (500, None, None, None),
+            (504, None, None, None),
+            // The code in the body of an error response repeats its status, or is something else.
+            (400, Some(Some(503)), None, None),
+        ] {
+            assert_eq!(elsewhere(status, event, Credentials::Gateway), gateway, "{status} {event:?}, gateway");
+            assert_eq!(elsewhere(status, event, Credentials::Client), client, "{status} {event:?}, client");
+        }
+    }
+}
