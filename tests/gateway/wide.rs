@@ -79,10 +79,12 @@ async fn a_wide_request_does_not_stop_the_line() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_makes_a_request_too_wide_is_refused_at_once() {
     let (_engines, gateway, _holders) = quarter_busy(&["pool.only.tokens=400k"]).await;
-    let inputs = format!(r#"{{"model":"m","input":[{}]}}"#, vec!["\"x\""; 300].join(","));
-    let prompts = format!(r#"{{"model":"m","n":3,"best_of":3,"prompt":[{}]}}"#, vec!["\"x\""; 100].join(","));
+    // Ids are counted exactly: 2,048 inputs of 200 tokens.
+    let ids = format!("[{}]", vec!["7"; 200].join(","));
+    let inputs = format!(r#"{{"model":"m","input":[{}]}}"#, vec![ids; 2_048].join(","));
+    let prompts = format!(r#"{{"model":"m","n":3,"prompt":[{}]}}"#, vec!["\"x\""; 100].join(","));
     let cases = [
-        (post("/v1/embeddings", "", inputs.as_bytes()), "300 sequences"),
+        (post("/v1/embeddings", "", inputs.as_bytes()), "at most 400000"),
         (post("/v1/completions", "", prompts.as_bytes()), "300 sequences"),
         (with("\"min_tokens\":1000000000"), "at most 400000"),
         (with("\"min_tokens\":2000,\"n\":250"), "at most 400000"),

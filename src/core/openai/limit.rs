@@ -29,8 +29,8 @@ impl TooLarge {
         let Self { unit, wanted, limit } = self;
         match unit {
             LimitUnit::Sequences => format!(
-                "the request takes {wanted} sequences at once, but {holder} takes at most {limit}; lower 'n' or \
-                 'best_of', or send fewer prompts or inputs in one request"
+                "the request takes {wanted} sequences at once, but {holder} takes at most {limit}; lower 'n' \
+                 or send fewer prompts in one request"
             ),
             LimitUnit::Tokens => format!(
                 "the request takes at least {wanted} prompt and output tokens, but {holder} takes at most {limit}; send \

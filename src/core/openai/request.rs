@@ -44,7 +44,7 @@ pub struct RequestView<'a> {
     pub min_tokens: u64,
     /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
     pub ignore_eos: bool,
-    /// Sequences per prompt (`n`, or `best_of` when larger); 1..=[`MAX_SEQUENCES`].
+    /// Sequences per prompt (`n`, on routes that generate); 1..=[`MAX_SEQUENCES`].
     pub n: u32,
     /// Prompts or inputs in the request; at least 1.
     pub prompts: u32,
@@ -115,9 +115,13 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// Sequences that the engine will run for this request: prompts times `n`.
+    /// Sequences that the engine will decode for this request: prompts times `n`. One where nothing is generated: inputs
+    /// leave the engine after one step, however many there are, and only their tokens are work.
     pub fn sequences(&self) -> u64 {
-        u64::from(self.prompts) * u64::from(self.n)
+        match self.route.generates() {
+            true => u64::from(self.prompts) * u64::from(self.n),
+            false => 1,
+        }
     }
 }
 
@@ -176,7 +180,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         Route::ChatCompletions | Route::ChatBatch => limits.max_completion_tokens.or(limits.max_tokens),
         _ => limits.max_tokens,
     };
-    view.n = limits.n.unwrap_or(1).max(limits.best_of.unwrap_or(1));
+    view.n = limits.n.unwrap_or(1);
     Ok(view)
 }
 
@@ -187,7 +191,6 @@ struct Limits {
     max_completion_tokens: Option<u64>,
     max_output_tokens: Option<u64>,
     n: Option<u32>,
-    best_of: Option<u32>,
 }
 
 fn field<'a>(
@@ -218,8 +221,7 @@ fn field<'a>(
         b"max_output_tokens" => limits.max_output_tokens = amount(scanner, "max_output_tokens")?,
         b"min_tokens" => view.min_tokens = amount(scanner, "min_tokens")?.unwrap_or(0),
         b"ignore_eos" => view.ignore_eos = boolean(scanner, "ignore_eos")?.unwrap_or(false),
-        b"n" => limits.n = sequences(scanner, "n")?,
-        b"best_of" => limits.best_of = sequences(scanner, "best_of")?,
+        b"n" if view.route.generates() => limits.n = sequences(scanner, "n")?,
         b"priority" => {
             let clamp = |n: i128| n.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
             view.priority = integer(scanner, "priority")?.map(clamp);

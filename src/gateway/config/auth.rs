@@ -47,8 +47,8 @@ table! {
         /// Requests per minute. At once, from idle, ten of them or those of ten seconds, whichever is more; never more than those
         /// of a minute. With [cluster], each gateway has at least one of the ten.
         pub requests_per_minute: Option<u32> = optional("no limit").within("1", limits::COUNT).example("600");
-        /// Sequences at once, waiting ones included: prompts or inputs of a request times n or best_of. A request above it by
-        /// itself: 400.
+        /// Sequences at once, waiting ones included: prompts of a request times n; one where nothing is generated. A request
+        /// above it by itself: 400.
         pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
         /// Prompt and expected output tokens at once, waiting requests included. A request above it by itself: 400.
         pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");

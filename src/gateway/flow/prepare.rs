@@ -146,7 +146,7 @@ fn feedback(
     }
 }
 
-/// Sequences of a request: prompts times `n`.
+/// Sequences of a request; see [`RequestView::sequences`].
 fn sequences(view: &RequestView<'_>) -> u32 {
     u32::try_from(view.sequences()).unwrap_or(u32::MAX)
 }

@@ -1,7 +1,8 @@
 //! What one backend can carry, and what it carries now.
 //!
 //! Three things are counted at once, because each alone lets a different load through:
-//! - **slots**: engine sequences in flight (a request with `n = 4` or four prompts takes four);
+//! - **slots**: sequences that decode (a request with `n = 4` or four prompts takes four; one that generates nothing, such as
+//!   an embedding of 2,048 inputs, takes one);
 //! - **tokens**: outstanding prompt + output tokens, the backend's share of the KV cache;
 //! - **prefill**: prompt tokens whose first output token has not been seen, and, for prompts over
 //!   the `long_prefix` threshold, a *permit*. Both return at the first token. The permit is the
@@ -63,7 +64,7 @@ impl BackendLimits {
 /// What a request asks of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Sequences: prompts times `n`; at least 1.
+    /// Sequences: prompts times `n`; 1 where nothing is generated.
     pub slots: u32,
     /// Estimated prompt tokens, all prompts together.
     pub prompt_tokens: u64,

@@ -96,9 +96,45 @@ fn every_route_finds_its_prompt() {
 }
 
 #[test]
+fn inputs_that_generate_nothing_are_one_sequence_and_all_their_tokens() {
+    let ids = format!("[{}]", vec!["[1,2,3]"; 2_048].join(","));
+    let texts = format!("[{}]", vec![r#""some text""#; 2_048].join(","));
+    for (route, member, many) in [
+        (Route::Embeddings, "input", true),
+        (Route::Pooling, "input", true),
+        (Route::Classify, "input", true),
+        (Route::Rerank, "documents", true),
+        (Route::Score, "text_2", true),
+        (Route::Tokenize, "prompt", true),
+        (Route::Completions, "prompt", false),
+    ] {
+        let body = format!(r#"{{"model":"m","{member}":{ids}}}"#);
+        let view = read(route, body.as_bytes()).unwrap();
+        let sequences = if many { 1 } else { 2_048 };
+        let of_texts = format!(r#"{{"{member}":{texts}}}"#);
+        let characters = read(route, of_texts.as_bytes()).unwrap().shape.text.characters();
+        assert_eq!((view.sequences(), view.prompts, view.shape.token_ids), (sequences, 2_048, 6_144), "{route}");
+        assert_eq!(characters, 2_048 * 9, "{route}");
+    }
+    // `n` has no meaning there, so whatever it is, the engine judges it.
+    for n in ["0", "300", "\"x\"", "[]"] {
+        let body = format!(r#"{{"input":["a"],"n":{n}}}"#);
+        assert_eq!(read(Route::Embeddings, body.as_bytes()).map(|view| view.sequences()), Ok(1), "{n}");
+    }
+}
+
+#[test]
+fn best_of_is_ignored_as_vllm_ignores_it() {
+    for best_of in ["1", "200", "16385", "0", "-1", "1.5", "\"x\"", "[]", "null"] {
+        let body = format!(r#"{{"prompt":"x","n":2,"best_of":{best_of}}}"#);
+        assert_eq!(read(Route::Completions, body.as_bytes()).map(|view| view.sequences()), Ok(2), "{best_of}");
+    }
+}
+
+#[test]
 fn the_longest_list_of_prompts_counts_in_whatever_order_the_members_come() {
     for body in [r#"{"text_1":"q","text_2":["a","b","c"]}"#, r#"{"text_2":["a","b","c"],"text_1":"q"}"#] {
-        assert_eq!(read(Route::Score, body.as_bytes()).unwrap().sequences(), 3, "{body}");
+        assert_eq!(read(Route::Score, body.as_bytes()).unwrap().prompts, 3, "{body}");
     }
 }
 
