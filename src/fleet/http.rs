@@ -1,7 +1,7 @@
 //! One request to an engine: bounded in time and in size, on a connection of its own.
 //!
-//! Probes do not share connections with requests: a probe must fail when an engine no longer accepts
-//! connections, even while old ones still work. An engine with an `https` URL is asked inside TLS, as requests are.
+//! Probes connect as requests do, and share no connection with them: a probe must fail when an engine no longer accepts
+//! connections, even while old ones still work.
 
 use std::time::Duration;
 
@@ -10,21 +10,17 @@ use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST};
 use http::{Request, StatusCode, request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use sluice_gateway::connect::{ConnectError, Connector};
 use sluice_gateway::pool::Address;
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// No process listens, or the host is unreachable.
+    /// No address of the host works.
     #[error("no connection: {0}")]
-    Connect(#[from] std::io::Error),
-    /// One side refused the other's certificate, or what answers does not speak TLS.
-    #[error("no TLS connection: {0}")]
-    Tls(std::io::Error),
+    Connect(#[from] ConnectError),
     /// The connection broke, or the response is not HTTP.
     #[error("invalid response: {0}")]
     Http(#[from] hyper::Error),
@@ -46,7 +42,7 @@ pub async fn fetch(
     time_limit: Duration,
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    let exchange = exchange(address, Request::get(path_of(address, path)), Bytes::new(), limit);
+    let exchange = exchange(address, Request::get(path_of(address, path)), Bytes::new(), (time_limit, limit));
     timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
 }
 
@@ -59,7 +55,7 @@ pub async fn post(
     limit: usize,
 ) -> Result<(StatusCode, Bytes), FetchError> {
     let request = Request::post(path_of(address, path)).header(CONTENT_TYPE, "application/json");
-    let exchange = exchange(address, request, Bytes::from(body.to_string()), limit);
+    let exchange = exchange(address, request, Bytes::from(body.to_string()), (time_limit, limit));
     timeout(time_limit, exchange).await.map_err(|_| FetchError::Timeout(time_limit))?
 }
 
@@ -71,29 +67,9 @@ async fn exchange(
     address: &Address,
     request: request::Builder,
     body: Bytes,
-    limit: usize,
+    (time_limit, limit): (Duration, usize),
 ) -> Result<(StatusCode, Bytes), FetchError> {
-    let endpoint = &address.endpoint;
-    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
-    match &address.tls {
-        None => exchange_over(stream, address, request, body, limit).await,
-        Some(tls) => {
-            let stream = tls.connect(stream).await.map_err(FetchError::Tls)?;
-            exchange_over(stream, address, request, body, limit).await
-        }
-    }
-}
-
-async fn exchange_over<S>(
-    stream: S,
-    address: &Address,
-    request: request::Builder,
-    body: Bytes,
-    limit: usize,
-) -> Result<(StatusCode, Bytes), FetchError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send,
-{
+    let (_, stream) = Connector::shared().connect(address, time_limit).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let driving = async {
         // Ends when the response has been read; its error would repeat that of the request.

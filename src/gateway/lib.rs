@@ -12,6 +12,7 @@ pub mod tls;
 pub mod config;
 pub mod estimate;
 pub mod pool;
+pub mod connect;
 pub mod experiment;
 pub mod flow;
 pub mod telemetry;

@@ -1,7 +1,4 @@
-//! A TLS connection to an engine, as a stream for pingora's pool.
-//!
-//! pingora opens the TCP connection, and TLS is added here. The connection goes into the same pool as plain ones. Its key
-//! includes a digest of CA, name and certificate (`HttpPeer::group_key`), so it is reused only with the same TLS settings.
+//! A TLS connection to an engine, in the form of a plain one, so that both go into the same pool of idle connections.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! One request and its response on one of pingora's connections.
+//! One request and its response on a connection to an engine.
 //!
 //! Sending: nearly every request fits into the socket buffer at once. Otherwise the connection is read while the rest is sent,
 //! because an engine may respond before it has read the whole body (401, 413) and then close or stop reading. After an error
@@ -16,14 +16,12 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use pingora::protocols::Stream;
-use pingora::upstreams::peer::HttpPeer;
 use tokio::io::AsyncReadExt;
 use tokio::time::{Instant, sleep_until};
 
 use super::super::headers;
-use super::connected::Connected;
 use super::gunzip::Gunzip;
-use super::idle::IdleConnections;
+use super::idle::{EngineConnection, IdleConnections};
 use super::outgoing::Outgoing;
 use super::wire::{Framing, WireError, take_head};
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
@@ -61,10 +59,8 @@ enum SendEvent {
 
 /// One request and its response.
 pub struct EngineExchange {
-    stream: Stream,
-    peer: Arc<HttpPeer>,
+    connection: EngineConnection,
     idle: Arc<IdleConnections>,
-    reused: bool,
     connect_time: Duration,
     sending: Sending,
     /// Bytes that were read and not yet parsed.
@@ -81,13 +77,10 @@ pub struct EngineExchange {
 }
 
 impl EngineExchange {
-    pub(super) fn new(connected: Connected, idle: Arc<IdleConnections>, connect_time: Duration) -> Self {
-        let Connected { peer, stream, reused } = connected;
+    pub(super) fn new(connection: EngineConnection, idle: Arc<IdleConnections>, connect_time: Duration) -> Self {
         Self {
-            stream,
-            peer,
+            connection,
             idle,
-            reused,
             connect_time,
             sending: Sending::BrokenOff,
             input: BytesMut::new(),
@@ -109,7 +102,7 @@ impl EngineExchange {
         pause: Duration,
     ) -> Result<(), ExchangeError> {
         let mut outgoing = Outgoing::new(to, request);
-        let stream = &mut self.stream;
+        let stream = &mut self.connection.stream;
         match poll_fn(|cx| Poll::Ready(outgoing.poll_send(cx, stream))).await {
             Poll::Ready(sent) => {
                 self.sending = Sending::after(sent);
@@ -126,7 +119,7 @@ impl EngineExchange {
         let mut timer = pin!(sleep_until(taken_at + pause));
         self.input.reserve(self.read_size);
         loop {
-            let (stream, input) = (&mut self.stream, &mut self.input);
+            let (stream, input) = (&mut self.connection.stream, &mut self.input);
             let event = poll_fn(|cx| {
                 if let Poll::Ready(result) = outgoing.poll_send(cx, stream) {
                     return Poll::Ready(SendEvent::Sent(Sending::after(result)));
@@ -164,7 +157,7 @@ impl EngineExchange {
             self.input = BytesMut::new();
         }
         self.input.reserve(self.read_size);
-        let Self { stream, input, sending, .. } = self;
+        let Self { connection: EngineConnection { stream, .. }, input, sending, .. } = self;
         let read = poll_fn(|cx| {
             sending.poll_rest(cx, stream);
             pin!(stream.read_buf(input)).poll(cx)
@@ -181,7 +174,7 @@ impl EngineExchange {
     /// Reads bytes that have already arrived. False: there are none.
     async fn fill_ready(&mut self) -> bool {
         self.input.reserve(self.read_size);
-        let (stream, input) = (&mut self.stream, &mut self.input);
+        let (stream, input) = (&mut self.connection.stream, &mut self.input);
         let ready = poll_fn(|cx| {
             let mut reading = pin!(stream.read_buf(input));
             Poll::Ready(match reading.as_mut().poll(cx) {
@@ -277,7 +270,7 @@ fn malformed(error: WireError) -> ExchangeError {
 
 impl Exchange for EngineExchange {
     fn reused(&self) -> bool {
-        self.reused
+        self.connection.reused
     }
 
     fn connect_time(&self) -> Duration {
@@ -358,7 +351,7 @@ impl Exchange for EngineExchange {
     async fn keep_alive(self) {
         let whole = self.is_done() && matches!(self.sending, Sending::Done);
         if whole && self.keepalive && self.input.is_empty() && self.ended.is_none() {
-            self.idle.keep(self.stream, &self.peer);
+            self.idle.keep(self.connection);
         }
     }
 }

@@ -8,45 +8,72 @@
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`].
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use pingora::protocols::Stream;
-use pingora::upstreams::peer::{HttpPeer, Peer};
 use pingora_pool::{ConnectionMeta, ConnectionPool};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::config::limits;
+use crate::pool::Address;
+use crate::tls::ClientTls;
 
 /// Idle connections in all; the oldest is closed first.
 const IDLE_MAX: usize = 4_096;
 
+/// A connection to an engine.
+pub(super) struct EngineConnection {
+    pub(super) stream: Stream,
+    /// Its other end, one of the addresses of the engine's name.
+    pub(super) socket: SocketAddr,
+    /// Requests to engines with the same key may use it.
+    pub(super) key: u64,
+    /// It carried an earlier request.
+    pub(super) reused: bool,
+}
+
+/// The key of connections to an engine: its name and port, and the TLS settings.
+pub(super) fn key_of(to: &Address) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    to.authority.hash(&mut hasher);
+    to.tls.as_ref().map_or(0, ClientTls::digest).hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Idle connections of all engines.
-pub(super) struct IdleConnections(Arc<ConnectionPool<oneshot::Receiver<Stream>>>);
+pub(super) struct IdleConnections(Arc<ConnectionPool<oneshot::Receiver<EngineConnection>>>);
+
+impl std::fmt::Debug for IdleConnections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IdleConnections").finish_non_exhaustive()
+    }
+}
 
 impl IdleConnections {
     pub(super) fn new() -> Self {
         Self(Arc::new(ConnectionPool::new(IDLE_MAX)))
     }
 
-    /// Takes an open connection to `peer`.
-    pub(super) async fn take(&self, peer: &HttpPeer) -> Option<Stream> {
-        let key = peer.reuse_hash();
+    /// Takes an open connection whose address `is_current`; others are closed.
+    pub(super) async fn take(&self, key: u64, is_current: impl Fn(SocketAddr) -> bool) -> Option<EngineConnection> {
         loop {
             // On error this connection has just been closed; try the next one.
-            let Ok(mut stream) = self.0.get(&key)?.await else { continue };
-            if peer.matches_fd(stream.id()) && is_quiet(&mut stream) {
-                return Some(stream);
+            let Ok(mut idle) = self.0.get(&key)?.await else { continue };
+            if is_current(idle.socket) && is_quiet(&mut idle.stream) {
+                return Some(EngineConnection { reused: true, ..idle });
             }
         }
     }
 
-    /// Keeps a connection to `peer` that has no response outstanding.
-    pub(super) fn keep(&self, mut stream: Stream, peer: &HttpPeer) {
-        let meta = ConnectionMeta::new(peer.reuse_hash(), stream.id());
+    /// Keeps a connection that has no response outstanding.
+    pub(super) fn keep(&self, mut connection: EngineConnection) {
+        let meta = ConnectionMeta::new(connection.key, connection.stream.id());
         let (hand_over, taken) = oneshot::channel();
         let (evicted, wanted) = self.0.put(&meta, taken);
         let pool = Arc::clone(&self.0);
@@ -56,11 +83,11 @@ impl IdleConnections {
                 biased;
                 Ok(_) = wanted => {
                     // On error the request ended before it received the connection, which is then closed.
-                    let _ = hand_over.send(stream);
+                    let _ = hand_over.send(connection);
                 }
                 () = evicted.notified() => {}
                 // The engine closed it or sent unexpected bytes, or it was idle for too long.
-                _ = timeout(limits::UPSTREAM_IDLE, stream.read(&mut byte)) => pool.pop_closed(&meta),
+                _ = timeout(limits::UPSTREAM_IDLE, connection.stream.read(&mut byte)) => pool.pop_closed(&meta),
             }
         });
     }
@@ -80,26 +107,34 @@ mod tests {
 
     use super::*;
 
-    /// A connection opened by pingora, its peer, and the engine's end of it.
-    async fn connected(listener: &TcpListener) -> (Stream, HttpPeer, TcpStream) {
-        let peer = HttpPeer::new(listener.local_addr().unwrap(), false, String::new());
-        let stream = pingora::connectors::TransportConnector::new(None).new_stream(&peer).await.unwrap();
-        (stream, peer, listener.accept().await.unwrap().0)
+    const KEY: u64 = 7;
+
+    /// A connection, and the engine's end of it.
+    async fn connected(listener: &TcpListener) -> (EngineConnection, TcpStream) {
+        let socket = listener.local_addr().unwrap();
+        let stream = pingora::protocols::l4::stream::Stream::from(TcpStream::connect(socket).await.unwrap());
+        let connection = EngineConnection { stream: Box::new(stream), socket, key: KEY, reused: false };
+        (connection, listener.accept().await.unwrap().0)
+    }
+
+    async fn take(idle: &IdleConnections) -> Option<EngineConnection> {
+        idle.take(KEY, |_| true).await
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_connection_that_is_kept_is_there_for_the_next_request() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut stream, peer, mut engine) = connected(&listener).await;
-        let (idle, id) = (IdleConnections::new(), stream.id());
+        let (mut connection, mut engine) = connected(&listener).await;
+        let (idle, id) = (IdleConnections::new(), connection.stream.id());
         for round in 0..5_000 {
-            idle.keep(stream, &peer);
-            stream = idle.take(&peer).await.unwrap_or_else(|| panic!("lost in round {round}"));
+            idle.keep(connection);
+            connection = take(&idle).await.unwrap_or_else(|| panic!("lost in round {round}"));
         }
-        assert_eq!(stream.id(), id);
-        stream.write_all(b"x").await.unwrap();
+        assert_eq!(connection.stream.id(), id);
+        connection.stream.write_all(b"x").await.unwrap();
+        connection.stream.flush().await.unwrap();
         assert_eq!(engine.read_u8().await.unwrap(), b'x');
-        assert!(idle.take(&peer).await.is_none(), "it is in use");
+        assert!(take(&idle).await.is_none(), "it is in use");
     }
 
     #[tokio::test]
@@ -108,27 +143,38 @@ mod tests {
         let idle = IdleConnections::new();
         let mut engines = Vec::new();
         for _ in 0..3 {
-            let (stream, peer, engine) = connected(&listener).await;
-            idle.keep(stream, &peer);
-            engines.push((peer, engine));
+            let (connection, engine) = connected(&listener).await;
+            idle.keep(connection);
+            engines.push(engine);
         }
-        let (peer, mut talking) = engines.remove(1);
+        let mut talking = engines.remove(1);
         talking.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
-        let (_, open) = engines.remove(1);
+        let mut open = engines.remove(1);
         drop(engines);
-        let stream = idle.take(&peer).await.expect("one is left");
-        let own = TcpStream::peer_addr(&open).unwrap();
-        assert_eq!(stream.get_socket_digest().unwrap().local_addr().unwrap().as_inet(), Some(&own));
-        assert!(idle.take(&peer).await.is_none());
+        let mut left = take(&idle).await.expect("one is left");
+        left.stream.write_all(b"x").await.unwrap();
+        left.stream.flush().await.unwrap();
+        assert_eq!(open.read_u8().await.unwrap(), b'x');
+        assert!(take(&idle).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_connection_to_an_address_that_is_gone_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let idle = IdleConnections::new();
+        let (connection, mut engine) = connected(&listener).await;
+        idle.keep(connection);
+        assert!(idle.take(KEY, |_| false).await.is_none());
+        assert_eq!(engine.read(&mut [0]).await.unwrap(), 0, "closed");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_not_kept_for_longer_than_engines_keep_it() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (stream, peer, mut engine) = connected(&listener).await;
+        let (connection, mut engine) = connected(&listener).await;
         let idle = IdleConnections::new();
-        idle.keep(stream, &peer);
+        idle.keep(connection);
         assert_eq!(engine.read(&mut [0]).await.unwrap(), 0, "closed");
-        assert!(idle.take(&peer).await.is_none());
+        assert!(take(&idle).await.is_none());
     }
 }

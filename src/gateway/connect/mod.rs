@@ -1,0 +1,187 @@
+//! The one way to connect to an engine: for requests, probes, scrapes, `check --probe` and changes of engines.
+//!
+//! A name may have several addresses, of which some do not work: `localhost` is `::1` and `127.0.0.1` where an engine listens on
+//! one of them only, and a headless service of Kubernetes has an address for each pod. [`Connector::connect`] tries them in turn,
+//! as RFC 8305 says: in the resolver's order with the families alternating (`order.rs`), the next one as soon as one fails or
+//! after [`race::ATTEMPT_DELAY`] (`race.rs`). A TLS handshake is part of the attempt. All attempts together, with the time to
+//! resolve the name, take at most the caller's limit.
+//!
+//! `names.rs` keeps the addresses of each name, learns which ones failed, and resolves again in the background. When every
+//! address fails, the name is resolved at once, and addresses that were not tried yet are.
+//!
+//! Bounds: [`names::NAMES_MAX`] names, [`names::ADDRESSES_MAX`] addresses each, [`race::RUNNING_MAX`] attempts at a time.
+
+mod order;
+mod race;
+mod names;
+mod secure;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use pingora::protocols::Stream;
+use pingora::protocols::l4::stream::Stream as TcpConnection;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use names::Names;
+use race::{Raced, race};
+use secure::SecureStream;
+
+pub use names::{Resolve, SystemResolver};
+
+use crate::pool::Address;
+use crate::tls::ClientTls;
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The host's name has no address, or no resolver answers.
+    #[error("cannot resolve {host}: {why}")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// The resolver's words.
+        why: String,
+    },
+    /// No process listens, or the host is unreachable.
+    #[error("{0}")]
+    Tcp(String),
+    /// One side refused the other's certificate, or what answers does not speak TLS.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// None of several addresses works.
+    #[error("none of {count} addresses works: {}", shown(.first))]
+    All {
+        /// How many were tried.
+        count: usize,
+        /// The first ones that failed.
+        first: Vec<(IpAddr, Box<ConnectError>)>,
+    },
+    /// The time limit has passed.
+    #[error("not established in time (timeouts.connect)")]
+    Timeout,
+}
+
+/// Failures of addresses that an error names.
+const NAMED_MAX: usize = 4;
+
+fn shown(failures: &[(IpAddr, Box<ConnectError>)]) -> String {
+    let each: Vec<String> = failures.iter().map(|(ip, error)| format!("{ip}: {error}")).collect();
+    each.join("; ")
+}
+
+impl ConnectError {
+    fn of(mut failures: Vec<(SocketAddr, Self)>) -> Self {
+        if failures.len() == 1 {
+            return failures.remove(0).1;
+        }
+        let count = failures.len();
+        let first = failures.into_iter().take(NAMED_MAX);
+        Self::All { count, first: first.map(|(address, error)| (address.ip(), Box::new(error))).collect() }
+    }
+}
+
+/// Connects to engines. Requests and probes share one, see [`Connector::shared`].
+#[derive(Debug)]
+pub struct Connector<R = SystemResolver> {
+    names: Names<R>,
+}
+
+impl Connector {
+    /// The connector of this process: an address that failed a probe is not the first one that a request tries.
+    pub fn shared() -> Arc<Self> {
+        static SHARED: LazyLock<Arc<Connector>> = LazyLock::new(|| Arc::new(Connector::new(SystemResolver)));
+        Arc::clone(&SHARED)
+    }
+}
+
+impl<R: Resolve> Connector<R> {
+    /// A connector that knows no name yet.
+    pub fn new(resolver: R) -> Self {
+        Self { names: Names::new(resolver) }
+    }
+
+    /// Whether a connection to `socket` may still be used for `to`: the name has that address, which did not fail since. Starts
+    /// to resolve the name again where that is due.
+    pub fn is_current(&self, to: &Address, socket: SocketAddr) -> bool {
+        to.endpoint.host.parse::<IpAddr>().is_ok() || self.names.is_current(&to.authority, socket)
+    }
+
+    /// The name of `to` is resolved again at its next use.
+    #[cfg(test)]
+    pub(crate) fn distrust(&self, to: &Address) {
+        self.names.distrust(&to.authority);
+    }
+
+    /// A new connection to one of the addresses of `to`, with TLS where the address says so, within `limit` in all.
+    pub async fn connect(&self, to: &Address, limit: Duration) -> Result<(SocketAddr, Stream), ConnectError> {
+        let endpoint = &to.endpoint;
+        let connected = async {
+            match endpoint.host.parse::<IpAddr>() {
+                Ok(ip) => {
+                    let socket = SocketAddr::new(ip, endpoint.port);
+                    Ok((socket, open(socket, to.tls.as_ref()).await?))
+                }
+                Err(_) => self.connect_by_name(to, limit, |socket| open(socket, to.tls.as_ref())).await,
+            }
+        };
+        match timeout(limit, connected).await {
+            Ok(connected) => connected,
+            Err(_) => {
+                self.names.distrust(&to.authority);
+                Err(ConnectError::Timeout)
+            }
+        }
+    }
+
+    async fn connect_by_name<T, F>(
+        &self,
+        to: &Address,
+        limit: Duration,
+        attempt: impl Fn(SocketAddr) -> F,
+    ) -> Result<(SocketAddr, T), ConnectError>
+    where
+        F: Future<Output = Result<T, ConnectError>>,
+    {
+        let name = self.names.of(to);
+        let mut failures = Vec::new();
+        let mut addresses = self.names.addresses(&name).await?;
+        while !addresses.is_empty() {
+            let Raced { connected, failed, overtaken } = race(&addresses, limit, &attempt).await;
+            name.failed(failed.iter().map(|(socket, _)| *socket).chain(overtaken));
+            failures.extend(failed);
+            if let Some((socket, connection)) = connected {
+                name.worked(socket);
+                return Ok((socket, connection));
+            }
+            // A name that has changed has addresses that were not tried; one that has not has none, which ends this.
+            let fresh = self.names.resolve_again(&name).await.unwrap_or_default();
+            addresses = fresh.into_iter().filter(|new| failures.iter().all(|(old, _)| old != new)).collect();
+            if failures.len() > names::ADDRESSES_MAX {
+                break;
+            }
+        }
+        Err(ConnectError::of(failures))
+    }
+}
+
+/// Opens a TCP connection, and TLS in it where it is wanted.
+async fn open(socket: SocketAddr, tls: Option<&ClientTls>) -> Result<Stream, ConnectError> {
+    let tcp = TcpStream::connect(socket).await.map_err(|error| ConnectError::Tcp(error.to_string()))?;
+    let mut tcp = TcpConnection::from(tcp);
+    // Fails only on a socket that is closed already; the first write says so.
+    let _ = tcp.set_nodelay();
+    let stream: Stream = Box::new(tcp);
+    match tls {
+        None => Ok(stream),
+        Some(tls) => match tls.connect(stream).await {
+            Ok(secure) => Ok(Box::new(SecureStream(secure))),
+            Err(error) => Err(ConnectError::Tls(error.to_string())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
