@@ -15,7 +15,7 @@ use crate::limits::{Limits, PoolLimits};
 use crate::recent::RecentRequest;
 
 /// Standard deviation of realised over forecast gains. The simulator's latencies on machines it was not fitted to are off by up to
-/// 15 % (`benches/README.md`).
+/// 15 % (`.github/docs/measurements/simulator.md`).
 const SPREAD: f64 = 0.2;
 /// Measurements as which that counts.
 const SPREAD_COUNTS: f64 = 4.0;

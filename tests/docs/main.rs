@@ -1,5 +1,5 @@
-//! The documentation says what is so: its links lead somewhere, its commands and configurations are accepted, and every error
-//! has a section.
+//! The documentation says what is so: its links lead somewhere, its commands and configurations are accepted, every error
+//! has a section, and the README is short.
 //!
 //! [`page`] reads Markdown as far as the rules need it. Each rule is a function from pages to complaints, as in `tests/tidy`: it
 //! runs on the tree, where it must find nothing, and on a bad page, where it must find something.
@@ -8,6 +8,7 @@ mod commands;
 #[path = "../common/complaints.rs"]
 mod complaints;
 mod errors;
+mod front;
 mod kubernetes;
 mod links;
 mod page;
@@ -34,7 +35,7 @@ fn pages() -> Vec<Page> {
         ["README.md", "grafana/README.md", "benches/README.md", "config/lab/placement/README.md"]
             .map(str::to_owned)
             .to_vec();
-    for folder in [".github", ".github/docs"] {
+    for folder in [".github", ".github/docs", ".github/docs/measurements"] {
         let files = fs::read_dir(root().join(folder)).unwrap().map(|file| file.unwrap().file_name());
         let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
         paths.extend(names.map(|name| format!("{folder}/{name}")));
