@@ -75,6 +75,12 @@ fn the_readme_is_short_and_its_first_command_stands_near_its_top() {
 }
 
 #[test]
+fn no_page_has_a_long_paragraph() {
+    let pages = crate::pages();
+    clean(&pages.iter().flat_map(|page| too_long(&page.path, &read(&page.path), usize::MAX)).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_long_readme_is_caught() {
     let words = |count| "word ".repeat(count);
     clean(&too_long("a", &format!("{}\n\n{}\n- {}", words(70), words(70), words(70)), 1_000));
