@@ -74,6 +74,7 @@ fn metered(dialect: Dialect, strip: Strip, pieces: &[&[u8]], now: Instant) -> (V
     for piece in pieces {
         meter.feed(Bytes::copy_from_slice(piece), now).iter().for_each(|part| out.extend_from_slice(part));
     }
+    meter.end_of_body(now);
     meter.finish().iter().for_each(|part| out.extend_from_slice(part));
     (out, meter.stats())
 }

@@ -1,17 +1,17 @@
 //! Measures a response that is not streamed: its duration, its usage and its error.
 //!
-//! The response is forwarded as it arrives and never held; a copy of at most [`KEEP`] bytes is read at its end. A
-//! response up to that size is read whole. Of a longer one (embeddings, logprobs) the last bytes are kept, because usage
-//! stands at the end; an error is never that long.
+//! The response is forwarded as it arrives and never held. A copy of one of at most [`KEEP`] bytes is read at its end; a
+//! longer one is read piece by piece ([`Condenser`]). So usage is found wherever it stands in a body of any size.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::slo::Timings;
-use crate::openai::response::{self, Answer, ResponseSummary, TokenUsage, UpstreamError};
+use crate::openai::condense::Condenser;
+use crate::openai::response::{self, Answer, ResponseReader, TokenUsage, UpstreamError};
 
-/// Bytes of a response that are kept. vLLM puts only a few short members behind `usage`.
+/// The longest response that is kept to be read at its end, bytes.
 pub const KEEP: usize = 64 << 10;
 
 /// The meter of one response.
@@ -19,7 +19,15 @@ pub const KEEP: usize = 64 << 10;
 pub struct BodyMeter {
     start: Instant,
     kept: Vec<u8>,
-    truncated: bool,
+    /// Once it is longer than [`KEEP`].
+    long: Option<Box<LongBody>>,
+}
+
+/// A response that is read piece by piece.
+#[derive(Clone, Debug, Default)]
+struct LongBody {
+    body: Condenser,
+    reader: ResponseReader,
 }
 
 /// What was measured of one response.
@@ -31,36 +39,33 @@ pub struct BodyStats {
     pub usage: TokenUsage,
     /// The error, when the body is one.
     pub error: Option<UpstreamError>,
-    /// What it says of its answer, unless it is too long to be read whole.
+    /// What it says of its answer.
     pub answer: Answer,
 }
 
 impl BodyMeter {
     /// A meter for a request that was received at `start`.
     pub fn new(start: Instant) -> Self {
-        Self { start, kept: Vec::new(), truncated: false }
+        Self { start, kept: Vec::new(), long: None }
     }
 
     /// Takes the next chunk.
     pub fn feed(&mut self, chunk: &[u8]) {
-        if self.kept.len() + chunk.len() <= KEEP {
+        if self.long.is_none() && self.kept.len() + chunk.len() <= KEEP {
             self.kept.extend_from_slice(chunk);
             return;
         }
-        // Drop half of the buffer at once rather than shift it for each chunk.
-        self.truncated = true;
-        let chunk = &chunk[chunk.len().saturating_sub(KEEP / 2)..];
-        let surplus = self.kept.len().saturating_sub(KEEP / 2);
-        self.kept.drain(..surplus);
-        self.kept.extend_from_slice(chunk);
+        let LongBody { body, reader } = &mut **self.long.get_or_insert_default();
+        // What was kept comes first, once.
+        body.feed(&std::mem::take(&mut self.kept), |part| reader.read(part));
+        body.feed(chunk, |part| reader.read(part));
     }
 
     /// Ends the response.
-    pub fn finish(&self, now: Instant) -> BodyStats {
-        let read = if self.truncated {
-            ResponseSummary { usage: response::usage_in_tail(&self.kept), ..ResponseSummary::default() }
-        } else {
-            response::read(&self.kept)
+    pub fn finish(&mut self, now: Instant) -> BodyStats {
+        let read = match self.long.take() {
+            Some(long) => long.reader.summary(),
+            None => response::read(&self.kept),
         };
         let usage = read.usage.unwrap_or_default();
         BodyStats { e2el: now - self.start, usage, error: read.error, answer: read.answer }
@@ -89,19 +94,53 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_found_at_the_end_of_a_body_of_any_size_and_cut() {
-        let usage = TokenUsage { prompt: Some(5), completion: Some(2), cached: None };
+    fn usage_is_found_wherever_it_stands_in_a_body_of_any_size() {
+        let usage = TokenUsage { prompt: Some(5), completion: Some(2), cached: Some(1) };
+        let counts = r#""usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}"#;
         for size in [0, 100, KEEP - 100, KEEP, 3 * KEEP, 10 * KEEP] {
-            let body = format!(
-                r#"{{"choices":[{{"text":"{}"}}],"usage":{{"prompt_tokens":5,"completion_tokens":2}},"x":null}}"#,
-                "a".repeat(size)
-            );
-            for chunk in [1_000, 16 << 10, 100_000, 1 << 20] {
-                let stats = stats(body.as_bytes(), chunk);
-                assert_eq!(stats.usage, usage, "{size} in {chunk}");
-                assert_eq!(stats.e2el, Duration::from_millis(7));
+            let numbers = vec!["-0.0123"; size / 8].join(",");
+            let text = "a\\\"}]".repeat(size / 5);
+            let choice = format!(r#"{{"index":0,"message":{{"content":"{text}"}},"finish_reason":"length"}}"#);
+            for body in [
+                format!(r#"{{"choices":[{choice}],{counts},"prompt_token_ids":[{numbers}]}}"#),
+                format!(
+                    r#"{{{counts},"id":"x","results":[{{"document":{{"text":"{text}"}}}},7],"choices":[{choice}]}}"#
+                ),
+                format!(
+                    r#"{{"prompt_logprobs":[null,{{"5":{{"logprob":-1}}}},[{numbers}]],"choices":[{choice}], {counts} }}"#
+                ),
+                format!(
+                    r#"{{"data":[{{"embedding":[{numbers}]}}],"choices":[{choice}],{counts},"kv":{{"a":[{numbers}]}}}}"#
+                ),
+            ] {
+                for chunk in [1_000, 16 << 10, 100_000, 1 << 20] {
+                    let stats = stats(body.as_bytes(), chunk);
+                    assert_eq!(stats.usage, usage, "{size} in {chunk}: {}", &body[..80]);
+                    assert_eq!(stats.answer.finish, Some(crate::openai::FinishReason::Length));
+                    assert_eq!(stats.e2el, Duration::from_millis(7));
+                }
             }
         }
+    }
+
+    #[test]
+    fn an_error_of_any_length_and_an_aborted_choice_among_many_are_found() {
+        let long = format!(
+            r#"{{"detail":[{}7],"error":{{"message":"no {}","code":400}}}}"#,
+            "7,".repeat(KEEP),
+            "x".repeat(KEEP)
+        );
+        let error = stats(long.as_bytes(), 999).error.unwrap();
+        assert_eq!((error.code, error.message.len()), (Some(400), response::MAX_MESSAGE));
+        let choice = |reason: &str| format!(r#"{{"text":"{}","finish_reason":"{reason}"}},"#, "y".repeat(400));
+        let many = format!(
+            r#"{{"choices":[{}{}{}null]}}"#,
+            choice("stop"),
+            choice("abort"),
+            choice("length").repeat(KEEP / 200)
+        );
+        let stats = stats(many.as_bytes(), 7_777);
+        assert_eq!(stats.error, Some(UpstreamError::aborted()));
     }
 
     #[test]

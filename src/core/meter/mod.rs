@@ -17,5 +17,5 @@ pub use body::{BodyMeter, BodyStats};
 pub use forward::Forward;
 pub use histogram::{ITL_BUCKETS_SECONDS, ItlHistogram};
 pub use slo::{Objectives, Timings};
-pub use stream::{StreamMeter, StreamStats};
+pub use stream::{StreamMeter, StreamStage, StreamStats};
 pub use strip::Strip;

@@ -49,9 +49,12 @@ pub(super) struct Stripper {
     reports_unasked: bool,
     /// The event with the finish reason, until the next event arrives.
     held: Vec<u8>,
+    /// What to do with the last event, if no empty line ends it.
+    last: Option<Action>,
 }
 
 /// What happens to one event.
+#[derive(Clone, Copy, Debug)]
 enum Action {
     /// It is forwarded unchanged.
     Keep,
@@ -71,6 +74,7 @@ impl Stripper {
             final_removed: false,
             reports_unasked: false,
             held: Vec::new(),
+            last: None,
         })
     }
 
@@ -82,6 +86,21 @@ impl Stripper {
     /// Takes the held event; empty when there is none.
     pub(super) fn take_held(&mut self) -> Bytes {
         std::mem::take(&mut self.held).into()
+    }
+
+    /// Notes an event that the end of the body ends.
+    pub(super) fn last_event(&mut self, bytes: &[u8], event: &StreamEvent) {
+        let raw = RawEvent { bytes, end: bytes.len(), split: true, oversize: bytes.is_empty() };
+        self.last = Some(self.action(&raw, event));
+    }
+
+    /// What goes to the client of the last bytes, which no empty line ends.
+    pub(super) fn take_last(&mut self, bytes: &[u8]) -> Bytes {
+        match self.last.take() {
+            Some(Action::Remove) => Bytes::new(),
+            Some(Action::RemovePart(span) | Action::Hold(Some(span))) => without(bytes, span).into(),
+            Some(Action::Keep | Action::Hold(None)) | None => Bytes::copy_from_slice(bytes),
+        }
     }
 
     fn action(&mut self, raw: &RawEvent<'_>, event: &StreamEvent) -> Action {

@@ -11,12 +11,21 @@
 //! A property test checks that both give the same result. An event that cannot be read is `Other`: the gateway does not
 //! validate responses.
 
+use smallvec::SmallVec;
+
+use super::choices::MAX_CHOICES;
 use super::event::{Dialect, EventKind, StreamEvent};
 use super::fast;
 pub use super::fast::Memo;
 use super::response::{self, Answer, FinishReason, FlatError, TokenUsage, UpstreamError};
 use super::scan::{JsonKind, ScanError, Scanner, Span};
 use super::sse::Fields;
+
+/// The last event of the choices dialect.
+const DONE: &[u8] = b"[DONE]";
+
+/// Names of events that only keep the connection alive.
+const PINGS: [&str; 5] = ["ping", "keepalive", "keep-alive", "keep_alive", "heartbeat"];
 
 /// Reads one event, given with its lines (see [`RawEvent::bytes`](super::sse::RawEvent)).
 pub fn read(dialect: Dialect, event: &[u8]) -> StreamEvent {
@@ -30,24 +39,36 @@ pub fn read_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent
     {
         return event;
     }
-    read_by_scanning(dialect, event)
+    scan_next(dialect, event, memo)
 }
 
 /// Reads one event without the fast path; for comparison in tests and benches.
 pub fn read_by_scanning(dialect: Dialect, event: &[u8]) -> StreamEvent {
-    let fields = Fields::of(event);
-    let Some(data) = fields.data else { return StreamEvent::default() };
-    if *data == *b"[DONE]" {
-        return StreamEvent { kind: EventKind::Done, ..StreamEvent::default() };
-    }
-    let read = match dialect {
-        Dialect::Choices => choices(&data),
-        Dialect::Responses => typed(&data, fields.name).map(Typed::response),
-        Dialect::Messages => typed(&data, fields.name).map(Typed::message),
-    };
-    read.unwrap_or_default()
+    scan_next(dialect, event, &mut Memo::default())
 }
 
+fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
+    let fields = Fields::of(event);
+    // A comment has neither; a ping may have a name alone.
+    let Some(data) = fields.data.filter(|data| !data.trim_ascii().is_empty()) else {
+        return StreamEvent { kind: EventKind::Ping, ..StreamEvent::default() };
+    };
+    if data.trim_ascii() == DONE {
+        return StreamEvent { kind: EventKind::Done, ..StreamEvent::default() };
+    }
+    let mut reader = EventReader::new(dialect);
+    match reader.read(&data) {
+        Ok(()) => reader.event(fields.name.unwrap_or_default(), memo),
+        Err(_) => StreamEvent::default(),
+    }
+}
+
+/// Reads the data of an event in one piece or in several parts (see [`Condenser`](super::condense::Condenser)).
+#[derive(Clone, Debug)]
+pub(super) enum EventReader {
+    Choices(ChoicesReader),
+    Typed(Dialect, Box<Typed>),
+}
 /// The span of the member `usage` in an event of the choices dialect, with its comma: what to remove so that the event
 /// reads as if usage had not been requested. `None` when there is no such member.
 pub fn usage_member(event: &[u8]) -> Option<Span> {
@@ -78,46 +99,113 @@ pub fn usage_member(event: &[u8]) -> Option<Span> {
     Some(span)
 }
 
-fn choices(data: &[u8]) -> Result<StreamEvent, ScanError> {
-    let mut event = StreamEvent::default();
-    let mut flat = FlatError::default();
-    let mut error = None;
-    let (mut any, mut content) = (false, false);
-    let mut scanner = Scanner::new(data);
-    scanner.object(|scanner, key| {
-        match &*key.bytes() {
-            b"choices" if scanner.kind()? == JsonKind::Array => {
-                scanner.array(|scanner| {
-                    any = true;
-                    let choice = choice(scanner)?;
-                    content |= choice.content;
-                    event.finish |= choice.finish;
-                    event.aborted |= choice.aborted;
-                    event.answer.update(choice.answer);
-                    Ok::<_, ScanError>(())
-                })?;
-            }
-            b"usage" => event.usage = response::usage(scanner)?,
-            b"error" => error = response::error(scanner)?,
-            key => flat.member(scanner, key)?,
+impl EventReader {
+    pub(super) fn new(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Choices => Self::Choices(ChoicesReader::default()),
+            _ => Self::Typed(dialect, Box::default()),
         }
-        Ok::<_, ScanError>(())
-    })?;
-    scanner.end()?;
-    event.error = error.or(flat.found()).map(Box::new);
-    event.kind = match () {
-        () if event.error.is_some() => EventKind::Error,
-        () if content || event.finish => EventKind::Content,
-        () if any => EventKind::Empty,
-        () if event.usage.is_some() => EventKind::Usage,
-        () => EventKind::Other,
-    };
-    Ok(event)
+    }
+
+    /// Takes the next part, or all of it.
+    pub(super) fn read(&mut self, part: &[u8]) -> Result<(), ScanError> {
+        let mut scanner = Scanner::new(part);
+        match self {
+            Self::Choices(reader) => reader.read(&mut scanner)?,
+            Self::Typed(_, typed) => typed.read(&mut scanner)?,
+        }
+        scanner.end()
+    }
+
+    /// What all parts mean, in an event of this name.
+    pub(super) fn event(self, name: &[u8], memo: &mut Memo) -> StreamEvent {
+        match self {
+            Self::Choices(reader) => reader.event(name, memo),
+            Self::Typed(dialect, mut typed) => {
+                if typed.name.is_empty() {
+                    typed.name = String::from_utf8_lossy(name).into_owned();
+                }
+                if dialect == Dialect::Responses { typed.response() } else { typed.message() }
+            }
+        }
+    }
+}
+
+/// Reads events of the choices dialect.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChoicesReader {
+    event: StreamEvent,
+    flat: FlatError,
+    error: Option<UpstreamError>,
+    /// There is a member `choices`, and it is not empty.
+    has_choices: bool,
+    any: bool,
+    content: bool,
+    /// The choices of the event.
+    choices: SmallVec<[Choice; 1]>,
+    /// Its own type, which events of this dialect do not have.
+    name: Option<String>,
+}
+
+impl ChoicesReader {
+    fn read(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
+        let Self { event, flat, error, has_choices, any, content, choices, name } = self;
+        scanner.object(|scanner, key| {
+            match &*key.bytes() {
+                b"choices" if scanner.kind()? == JsonKind::Array => {
+                    *has_choices = true;
+                    scanner.array(|scanner| {
+                        *any = true;
+                        let choice = choice(scanner)?;
+                        *content |= choice.content;
+                        event.finish |= choice.finish;
+                        event.aborted |= choice.aborted;
+                        event.answer.update(choice.answer);
+                        if choice.index < MAX_CHOICES && choices.len() < MAX_CHOICES as usize {
+                            choices.push(choice);
+                        }
+                        Ok::<_, ScanError>(())
+                    })?;
+                }
+                b"usage" => event.usage = response::usage(scanner)?,
+                b"error" => *error = response::error(scanner)?,
+                b"type" if scanner.kind()? == JsonKind::String => {
+                    *name = Some(scanner.text()?.decode().into_owned());
+                }
+                key => flat.member(scanner, key)?,
+            }
+            Ok::<_, ScanError>(())
+        })?;
+        Ok(())
+    }
+
+    fn event(self, name: &[u8], memo: &mut Memo) -> StreamEvent {
+        let Self { mut event, flat, error, has_choices, any, content, choices, name: own } = self;
+        for choice in &choices {
+            memo.note(choice.index, choice.content, choice.finish);
+        }
+        event.error = error.or(flat.found()).map(Box::new);
+        let own = own.unwrap_or_else(|| String::from_utf8_lossy(name).into_owned());
+        event.kind = match () {
+            () if event.error.is_some() => EventKind::Error,
+            () if content || event.finish => EventKind::Content,
+            () if any => EventKind::Empty,
+            () if event.usage.is_some() => EventKind::Usage,
+            () if PINGS.contains(&&*own) => EventKind::Ping,
+            () if has_choices => EventKind::Lifecycle,
+            // OpenAI's form of transcriptions.
+            () if own == "transcript.text.delta" => EventKind::Content,
+            () if own == "transcript.text.done" => EventKind::Done,
+            () => EventKind::Other,
+        };
+        event
+    }
 }
 
 /// What one choice of an event carries.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 struct Choice {
+    index: u64,
     content: bool,
     finish: bool,
     aborted: bool,
@@ -146,6 +234,9 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
                     }
                     Ok::<_, ScanError>(())
                 })?;
+            }
+            b"index" if scanner.kind()? == JsonKind::Number => {
+                choice.index = response::digits(scanner.number()?).unwrap_or(MAX_CHOICES);
             }
             b"text" => choice.content |= is_filled(scanner)?,
             b"finish_reason" if scanner.kind()? == JsonKind::String => {
@@ -176,8 +267,8 @@ fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
 }
 
 /// The members of an event that carries its own type (Responses, Messages).
-#[derive(Default)]
-struct Typed {
+#[derive(Clone, Debug, Default)]
+pub(super) struct Typed {
     name: String,
     filled: bool,
     stopped: Option<FinishReason>,
@@ -186,32 +277,31 @@ struct Typed {
     flat: FlatError,
 }
 
-fn typed(data: &[u8], name: Option<&[u8]>) -> Result<Typed, ScanError> {
-    let mut typed = Typed { name: String::from_utf8_lossy(name.unwrap_or_default()).into_owned(), ..Typed::default() };
-    let mut scanner = Scanner::new(data);
-    scanner.object(|scanner, key| {
-        let key = key.bytes();
-        match &*key {
-            b"type" if scanner.kind()? == JsonKind::String => typed.name = scanner.text()?.decode().into_owned(),
-            b"delta" => delta(scanner, &mut typed)?,
-            b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
-            b"error" => typed.error = response::error(scanner)?,
-            b"response" | b"message" if scanner.kind()? == JsonKind::Object => {
-                scanner.object(|scanner, key| {
-                    match &*key.bytes() {
-                        b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
-                        b"error" => typed.error = response::error(scanner)?,
-                        _ => drop(scanner.skip()?),
-                    }
-                    Ok::<_, ScanError>(())
-                })?;
+impl Typed {
+    fn read(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
+        scanner.object(|scanner, key| {
+            let key = key.bytes();
+            match &*key {
+                b"type" if scanner.kind()? == JsonKind::String => self.name = scanner.text()?.decode().into_owned(),
+                b"delta" => delta(scanner, self)?,
+                b"usage" => self.usage = response::usage(scanner)?.or(self.usage),
+                b"error" => self.error = response::error(scanner)?,
+                b"response" | b"message" if scanner.kind()? == JsonKind::Object => {
+                    scanner.object(|scanner, key| {
+                        match &*key.bytes() {
+                            b"usage" => self.usage = response::usage(scanner)?.or(self.usage),
+                            b"error" => self.error = response::error(scanner)?,
+                            _ => drop(scanner.skip()?),
+                        }
+                        Ok::<_, ScanError>(())
+                    })?;
+                }
+                key => self.flat.member(scanner, key)?,
             }
-            key => typed.flat.member(scanner, key)?,
-        }
-        Ok::<_, ScanError>(())
-    })?;
-    scanner.end()?;
-    Ok(typed)
+            Ok::<_, ScanError>(())
+        })?;
+        Ok(())
+    }
 }
 
 /// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages).
@@ -250,8 +340,16 @@ impl Typed {
                 StreamEvent { kind: EventKind::Content, answer, usage, ..StreamEvent::default() }
             }
             _ if self.error.is_some() => self.failed(),
-            name if name.starts_with("response.") => StreamEvent { kind: EventKind::Empty, ..StreamEvent::default() },
-            _ => StreamEvent::default(),
+            name => {
+                let kind = match name {
+                    "response.created" | "response.in_progress" | "response.queued" => EventKind::Lifecycle,
+                    name if PINGS.contains(&name) => EventKind::Ping,
+                    name if name.starts_with("response.") && name.ends_with(".delta") => EventKind::Empty,
+                    name if name.starts_with("response.") => EventKind::Part,
+                    _ => EventKind::Other,
+                };
+                StreamEvent { kind, ..StreamEvent::default() }
+            }
         }
     }
 
@@ -264,12 +362,13 @@ impl Typed {
         let event = |kind, finish| StreamEvent { kind, finish, answer, usage, ..StreamEvent::default() };
         match self.name.as_str() {
             "content_block_delta" if self.filled => event(EventKind::Content, false),
-            "message_start" | "content_block_start" | "content_block_delta" | "content_block_stop" => {
-                event(EventKind::Empty, false)
-            }
+            "message_start" => event(EventKind::Lifecycle, false),
+            "content_block_delta" => event(EventKind::Empty, false),
+            "content_block_start" | "content_block_stop" => event(EventKind::Part, false),
             "message_delta" => event(EventKind::Usage, self.stopped.is_some()),
             "message_stop" => event(EventKind::Done, false),
             _ if self.name == "error" || self.error.is_some() => self.failed(),
+            name if PINGS.contains(&name) => event(EventKind::Ping, false),
             _ => StreamEvent::default(),
         }
     }

@@ -341,7 +341,12 @@ pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
         ErrorFormat::OpenAi => openai_error(kind, code, message, None),
         ErrorFormat::Anthropic => anthropic_error(500, message),
     };
-    format!("\n\nevent: error\ndata: {value}\n\n").into_bytes()
+    sse_error(value.to_string().as_bytes())
+}
+
+/// The event that ends a stream with an error whose body is one line.
+pub fn sse_error(body: &[u8]) -> Vec<u8> {
+    [&b"\n\nevent: error\ndata: "[..], body, b"\n\n"].concat()
 }
 
 fn openai_error(kind: &str, code: &str, message: &str, param: Option<&str>) -> Value {

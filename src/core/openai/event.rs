@@ -33,17 +33,41 @@ impl Dialect {
 pub enum EventKind {
     /// Output: text, reasoning, tool call or (with choices) a finish reason.
     Content,
-    /// Part of the response, but without output: a role, an empty delta, the start or end of a message.
+    /// The response has been accepted: `response.created`, `message_start`, an event without choices. Its engine may not have
+    /// begun.
+    Lifecycle,
+    /// Part of the response, but without output: a role, an empty delta.
     Empty,
+    /// The start or end of a part of the response: an item, a block, a call of a tool.
+    Part,
     /// Usage and no choices: the event that `include_usage` causes.
     Usage,
     /// An error.
     Error,
     /// The end: `[DONE]`, `message_stop`.
     Done,
-    /// Anything else: comments, pings, unreadable events.
+    /// It only keeps the connection alive: a comment, a ping.
+    Ping,
+    /// Anything else: unreadable events, events of a format that is not known.
     #[default]
     Other,
+}
+
+impl EventKind {
+    /// Whether it shows that the engine works for this stream. A program that has lost its engine may go on to send the others.
+    pub fn is_progress(self) -> bool {
+        !matches!(self, Self::Lifecycle | Self::Empty | Self::Ping)
+    }
+
+    /// Whether it is part of the response without output: the end of the response is not before it.
+    pub fn carries_choices(self) -> bool {
+        matches!(self, Self::Lifecycle | Self::Empty | Self::Part)
+    }
+
+    /// Whether it may precede the first token: another engine's response can still take the place of this one.
+    pub fn is_preamble(self) -> bool {
+        matches!(self, Self::Lifecycle | Self::Empty | Self::Part | Self::Usage | Self::Ping)
+    }
 }
 
 /// What one event means.

@@ -8,6 +8,7 @@
 //! result is `None` and the event is scanned, so both paths always read an event alike. Only unfinished content is matched
 //! (`finish_reason` null); a stream has only one or two other events.
 
+use super::choices::OpenChoices;
 use super::event::{EventKind, StreamEvent};
 use super::response::{TokenUsage, digits};
 use super::scan::Scanner;
@@ -29,7 +30,7 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
     at.eat(b",\"model\":")?;
     at.string()?;
     at.eat(b",\"choices\":[{\"index\":")?;
-    at.number()?;
+    let index = at.number()?;
     if chat {
         at.eat(b",\"delta\":{\"")?;
         at.eat(b"content").or_else(|| at.eat(b"reasoning"))?;
@@ -61,6 +62,7 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
     if !matches!(at.0, b"\n\n" | b"\r\n\r\n") {
         return None;
     }
+    memo.choices.note(index, filled, false);
     if usage.is_none() {
         memo.remember(&event[..before], &event[after..]);
     }
@@ -75,15 +77,30 @@ fn delta(filled: bool, usage: Option<TokenUsage>) -> StreamEvent {
 /// Bytes before and after the text that are remembered, each; ids and model names are far shorter.
 const MAX_REMEMBERED: usize = 1 << 10;
 
-/// The bytes before and after the text in the last event that matched. Id, time and model do not change within a stream,
-/// so the next event usually matches by two comparisons.
+/// What is remembered from event to event: the choices of the stream, and the bytes before and after the text in the last event
+/// that matched. Id, time and model do not change within a stream, so the next event usually matches by two comparisons.
 #[derive(Clone, Debug, Default)]
 pub struct Memo {
+    choices: OpenChoices,
     before: Vec<u8>,
     after: Vec<u8>,
 }
 
 impl Memo {
+    /// The choices of the stream.
+    pub fn choices(&self) -> &OpenChoices {
+        &self.choices
+    }
+
+    /// Notes an event that did not match.
+    pub(super) fn note(&mut self, index: u64, content: bool, finish: bool) {
+        self.choices.note(index, content, finish);
+        if finish {
+            // If the choice goes on, its next event must be noted.
+            self.before.clear();
+        }
+    }
+
     fn recall(&self, event: &[u8]) -> Option<StreamEvent> {
         if self.before.is_empty() {
             return None;

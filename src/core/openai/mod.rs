@@ -3,15 +3,19 @@
 //! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] the fields of a request ·
 //! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes ·
 //! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
-//! it · [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP,
+//! it · [`condense`], [`long_event`] read documents and events of any size piece by piece · [`choices`] which of them are open ·
+//! [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP,
 //! with [`limit`]s and a [`route_hint`] · [`ERROR_CODES`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
 
 mod block;
+pub mod choices;
 pub mod response;
 pub mod chunk;
+pub mod condense;
 pub mod limit;
+pub mod long_event;
 pub mod route_hint;
 mod error_codes;
 pub mod error;

@@ -136,24 +136,62 @@ pub struct ResponseSummary {
 
 /// Reads the JSON body of any route's response. Unreadable parts are ignored: the gateway does not validate responses.
 pub fn read(body: &[u8]) -> ResponseSummary {
-    let (mut summary, mut aborted) = (ResponseSummary::default(), false);
-    let mut flat = FlatError::default();
-    let mut scanner = Scanner::new(body);
-    // A body that breaks off still gives what came before.
-    let _ = scanner.object(|scanner, key| {
-        match &*key.bytes() {
-            b"usage" => summary.usage = usage(scanner)?,
-            b"error" => summary.error = error(scanner)?,
-            b"choices" if scanner.kind()? == JsonKind::Array => aborted |= choices(scanner, &mut summary.answer)?,
-            b"stop_reason" if scanner.kind()? == JsonKind::String => {
-                summary.answer.finished(FinishReason::of(scanner.text()?.raw));
+    let mut reader = ResponseReader::default();
+    reader.read(body);
+    reader.summary()
+}
+
+/// Reads a response in one piece or in several parts (see [`Condenser`](super::condense::Condenser)).
+#[derive(Clone, Debug, Default)]
+pub struct ResponseReader {
+    summary: ResponseSummary,
+    flat: FlatError,
+    aborted: bool,
+}
+
+impl ResponseReader {
+    /// Takes the next part, or all of it.
+    pub fn read(&mut self, part: &[u8]) {
+        let Self { summary, flat, aborted } = self;
+        let mut scanner = Scanner::new(part);
+        // A body that breaks off still gives what came before.
+        let _ = scanner.object(|scanner, key| {
+            match &*key.bytes() {
+                b"usage" => summary.usage = usage(scanner)?,
+                b"meta" if scanner.kind()? == JsonKind::Object => {
+                    let billed = billed_units(scanner)?;
+                    summary.usage = summary.usage.or(billed);
+                }
+                b"error" => summary.error = error(scanner)?,
+                b"choices" if scanner.kind()? == JsonKind::Array => *aborted |= choices(scanner, &mut summary.answer)?,
+                b"stop_reason" if scanner.kind()? == JsonKind::String => {
+                    summary.answer.finished(FinishReason::of(scanner.text()?.raw));
+                }
+                key => flat.member(scanner, key)?,
             }
-            key => flat.member(scanner, key)?,
+            Ok::<_, ScanError>(())
+        });
+    }
+
+    /// What all parts say.
+    pub fn summary(self) -> ResponseSummary {
+        let Self { mut summary, flat, aborted } = self;
+        summary.error = summary.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
+        summary
+    }
+}
+
+/// Takes `meta` of Cohere's responses, which counts tokens in `billed_units`.
+fn billed_units(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, ScanError> {
+    let mut found = None;
+    scanner.object(|scanner, key| {
+        match &*key.bytes() {
+            b"billed_units" => found = usage(scanner)?,
+            _ => drop(scanner.skip()?),
         }
         Ok::<_, ScanError>(())
-    });
-    summary.error = summary.error.or(flat.found()).or_else(|| aborted.then(UpstreamError::aborted));
-    summary
+    })?;
+    Ok(found)
 }
 
 /// Reads the choices into `answer`. Returns whether one of them has the finish reason `abort`.
@@ -188,14 +226,6 @@ fn choices(scanner: &mut Scanner<'_>, answer: &mut Answer) -> Result<bool, ScanE
         Ok::<_, ScanError>(())
     })?;
     Ok(aborted)
-}
-
-/// Finds the usage in the last bytes of a body.
-pub fn usage_in_tail(tail: &[u8]) -> Option<TokenUsage> {
-    // A quote inside a string is escaped, so these bytes can only be a key.
-    let key = b"\"usage\":";
-    let at = memchr::memmem::rfind(tail, key)?;
-    usage(&mut Scanner::new(&tail[at + key.len()..])).ok().flatten()
 }
 
 /// Takes a usage object; `None` when it is null or reports nothing.
@@ -251,7 +281,7 @@ pub(super) fn error(scanner: &mut Scanner<'_>) -> Result<Option<UpstreamError>, 
 }
 
 /// Collects the members of a flat error, one without an `error` key.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct FlatError {
     is_error: bool,
     fields: UpstreamError,
@@ -359,6 +389,7 @@ mod tests {
         assert_eq!(of(cached), full(Some(10), None, Some(3)));
         assert_eq!(of(r#"{"usage":{"output_tokens":5,"cache_read_input_tokens":3}}"#), full(None, Some(5), Some(3)));
         assert_eq!(of(r#"{"usage":{"total_tokens":11}}"#), full(Some(11), None, None));
+        assert_eq!(of(r#"{"meta":{"billed_units":{"input_tokens":4}}}"#), full(Some(4), None, None));
         assert_eq!(of(r#"{"usage":null}"#), None);
         assert_eq!(of(r#"{"usage":{"prompt_tokens":"x"}}"#), None);
         assert_eq!(of("[1,2"), None);
@@ -380,12 +411,5 @@ mod tests {
     fn long_messages_are_cut_at_a_character() {
         let body = format!(r#"{{"error":{{"message":"{}"}}}}"#, "\u{e9}".repeat(400) + "x");
         assert_eq!(read(body.as_bytes()).error.unwrap().message.len(), MAX_MESSAGE);
-    }
-
-    #[test]
-    fn the_tail_of_a_body_gives_its_usage() {
-        let tail = br#"...say \"usage\": no"}],"usage":{"prompt_tokens":5,"completion_tokens":2},"kv":null}"#;
-        assert_eq!(usage_in_tail(tail), Some(TokenUsage { prompt: Some(5), completion: Some(2), cached: None }));
-        assert_eq!(usage_in_tail(b"no such thing"), None);
     }
 }

@@ -5,8 +5,8 @@
 //! completes, with its bytes including the empty line. An event that lies whole in the chunk is a slice of it; only a
 //! split event is assembled in a buffer.
 //!
-//! Bounds: the buffer never exceeds [`MAX_EVENT`]. A longer event is not kept ([`SseScanner::release`] returns what was)
-//! and is reported as [`RawEvent::oversize`] when it ends. Forwarding does not depend on it.
+//! Bounds: the buffer never exceeds [`MAX_EVENT`]. A longer event is handed over in pieces ([`Scanned::Piece`]) and not kept
+//! ([`SseScanner::release`] returns what was); [`RawEvent::oversize`] says that it has ended. Forwarding does not depend on it.
 //!
 //! Cost: one `memchr` per line; no allocation unless an event is split.
 
@@ -14,23 +14,33 @@ use std::borrow::Cow;
 
 use memchr::memchr;
 
-/// The longest event that is read, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB.
+/// The longest event that is assembled, bytes. vLLM's own are below 1 KiB, with logprobs some tens of KiB; only those that repeat
+/// the request or the whole answer are longer.
 pub const MAX_EVENT: usize = 1 << 20;
 
 /// Capacity that the buffer may keep between events, bytes.
 const KEEP_CAPACITY: usize = 64 << 10;
 
+/// What was found in the chunk just fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scanned<'a> {
+    /// An event that ended in it.
+    Event(RawEvent<'a>),
+    /// The next piece of an event that is over [`MAX_EVENT`], from its first byte on.
+    Piece(&'a [u8]),
+}
+
 /// An event that ended in the chunk just fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawEvent<'a> {
-    /// Its bytes, with the empty line that ends it. When it was too long: only what is still held of it
+    /// Its bytes, with the empty line that ends it. When it was split and too long: only what is still held of it
     /// from earlier chunks, usually nothing.
     pub bytes: &'a [u8],
     /// Offset in the chunk after its last byte.
     pub end: usize,
     /// Whether it began in an earlier chunk.
     pub split: bool,
-    /// Whether it was over [`MAX_EVENT`], so that its bytes were not kept.
+    /// Whether it is over [`MAX_EVENT`]; if it was split, its bytes were not kept.
     pub oversize: bool,
 }
 
@@ -60,8 +70,8 @@ impl SseScanner {
         Self::default()
     }
 
-    /// Scans the next chunk; calls `event` for each event that ends in it, in order.
-    pub fn feed(&mut self, chunk: &[u8], mut event: impl FnMut(RawEvent<'_>)) {
+    /// Scans the next chunk; calls `found` for each event that ends in it, and each piece of a long one, in order.
+    pub fn feed(&mut self, chunk: &[u8], mut found: impl FnMut(Scanned<'_>)) {
         let mut event_start = 0;
         let mut line_start = 0;
         while let Some(newline) = newline(chunk, line_start) {
@@ -69,13 +79,13 @@ impl SseScanner {
             self.line = Line::Empty;
             line_start = newline + 1;
             if line != Line::Filled {
-                self.complete(&chunk[event_start..line_start], line_start, &mut event);
+                self.complete(&chunk[event_start..line_start], line_start, &mut found);
                 event_start = line_start;
             }
         }
         self.line = self.line.extended(&chunk[line_start..]);
         if event_start < chunk.len() {
-            self.keep(&chunk[event_start..]);
+            self.keep(&chunk[event_start..], &mut found);
             self.open = true;
         }
     }
@@ -95,25 +105,29 @@ impl SseScanner {
         if self.oversize { std::mem::take(&mut self.carry) } else { Vec::new() }
     }
 
-    fn complete(&mut self, rest: &[u8], end: usize, event: &mut impl FnMut(RawEvent<'_>)) {
+    fn complete(&mut self, rest: &[u8], end: usize, found: &mut impl FnMut(Scanned<'_>)) {
         if !self.open {
-            event(RawEvent { bytes: rest, end, split: false, oversize: false });
+            let oversize = rest.len() > MAX_EVENT;
+            found(Scanned::Event(RawEvent { bytes: rest, end, split: false, oversize }));
             return;
         }
-        self.keep(rest);
-        event(RawEvent { bytes: &self.carry, end, split: true, oversize: self.oversize });
+        self.keep(rest, found);
+        found(Scanned::Event(RawEvent { bytes: &self.carry, end, split: true, oversize: self.oversize }));
         self.carry.clear();
         self.carry.shrink_to(KEEP_CAPACITY);
         self.open = false;
         self.oversize = false;
     }
 
-    fn keep(&mut self, part: &[u8]) {
-        if self.oversize || self.carry.len() + part.len() > MAX_EVENT {
-            self.oversize = true;
+    fn keep(&mut self, part: &[u8], found: &mut impl FnMut(Scanned<'_>)) {
+        if !self.oversize && self.carry.len() + part.len() <= MAX_EVENT {
+            self.carry.extend_from_slice(part);
             return;
         }
-        self.carry.extend_from_slice(part);
+        if !std::mem::replace(&mut self.oversize, true) {
+            found(Scanned::Piece(&self.carry));
+        }
+        found(Scanned::Piece(part));
     }
 }
 
@@ -185,7 +199,10 @@ mod tests {
         let mut scanner = SseScanner::new();
         let mut out = Vec::new();
         for chunk in chunks {
-            scanner.feed(chunk, |event| out.push(event.bytes.to_vec()));
+            scanner.feed(chunk, |found| match found {
+                Scanned::Event(event) => out.push(event.bytes.to_vec()),
+                Scanned::Piece(_) => unreachable!(),
+            });
         }
         out
     }
@@ -209,18 +226,25 @@ mod tests {
     #[test]
     fn an_event_over_the_bound_takes_no_memory_and_the_next_event_is_found() {
         let mut scanner = SseScanner::new();
-        let (mut oversize, mut seen) = (0, Vec::new());
+        let (mut pieces, mut oversize, mut seen) = (0, 0, Vec::new());
         for _ in 0..40 {
-            scanner.feed(&[b'x'; 64 << 10], |_| unreachable!());
+            scanner.feed(&[b'x'; 64 << 10], |found| match found {
+                Scanned::Piece(piece) => pieces += piece.len(),
+                Scanned::Event(_) => unreachable!(),
+            });
             assert!(scanner.carry.capacity() <= 2 * MAX_EVENT);
             scanner.release();
         }
         assert!(scanner.pending_oversize() && scanner.pending().is_empty());
-        scanner.feed(b"x\n\ndata: 1\n\n", |event| {
-            oversize += u32::from(event.oversize);
-            seen.push(event.bytes.to_vec());
+        scanner.feed(b"x\n\ndata: 1\n\n", |found| match found {
+            Scanned::Piece(piece) => pieces += piece.len(),
+            Scanned::Event(event) => {
+                oversize += u32::from(event.oversize);
+                seen.push(event.bytes.to_vec());
+            }
         });
         assert_eq!((oversize, seen), (1, vec![Vec::new(), b"data: 1\n\n".to_vec()]));
+        assert_eq!(pieces, 40 * (64 << 10) + 3, "every byte of it was handed over");
     }
 
     proptest! {

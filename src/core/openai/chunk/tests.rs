@@ -104,7 +104,7 @@ fn usage_errors_and_the_end_are_distinguished() {
     let flat = chat(r#"{"object":"error","message":"old","type":"x","param":null,"code":500}"#);
     assert_eq!((flat.kind, flat.error.unwrap().code), (EventKind::Error, Some(500)));
     assert_eq!(kind("[DONE]"), EventKind::Done);
-    assert_eq!(read(Dialect::Choices, b": keep-alive\n\n").kind, EventKind::Other);
+    assert_eq!(read(Dialect::Choices, b": keep-alive\n\n").kind, EventKind::Ping);
     assert_eq!(kind(r#"{"choices":[{"delta":{"content":"a"#), EventKind::Other);
     let text = kind(r#"{"choices":[{"index":0,"delta":{"content":"{\"error\":1}"},"finish_reason":null}]}"#);
     assert_eq!(text, EventKind::Content);
@@ -118,7 +118,7 @@ fn responses_events_are_understood() {
     assert_eq!(delta.kind, EventKind::Content);
     assert_eq!(
         of("response.created", r#"{"type":"response.created","response":{"usage":null,"error":null}}"#).kind,
-        EventKind::Empty
+        EventKind::Lifecycle
     );
     let end = of(
         "response.completed",
@@ -139,7 +139,7 @@ fn responses_events_are_understood() {
 fn anthropic_events_are_understood() {
     let of = |data: &str| read(Dialect::Messages, format!("event: x\ndata: {data}\n\n").as_bytes());
     let start = of(r#"{"type":"message_start","message":{"content":[],"usage":{"input_tokens":9,"output_tokens":0}}}"#);
-    assert_eq!((start.kind, start.usage.unwrap().prompt), (EventKind::Empty, Some(9)));
+    assert_eq!((start.kind, start.usage.unwrap().prompt), (EventKind::Lifecycle, Some(9)));
     assert_eq!(
         of(r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}"#).kind,
         EventKind::Content
@@ -151,9 +151,37 @@ fn anthropic_events_are_understood() {
     let end = of(r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":3}}"#);
     assert_eq!((end.finish, end.usage.unwrap().completion), (true, Some(3)));
     assert_eq!(of(r#"{"type":"message_stop"}"#).kind, EventKind::Done);
-    assert_eq!(of(r#"{"type":"ping"}"#).kind, EventKind::Other);
+    assert_eq!(of(r#"{"type":"ping"}"#).kind, EventKind::Ping);
     let error = of(r#"{"type":"error","error":{"type":"overloaded_error","message":"m"}}"#);
     assert_eq!(error.kind, EventKind::Error);
+}
+
+#[test]
+fn what_only_keeps_a_connection_alive_or_announces_a_response_is_no_progress() {
+    let of = |dialect, event: &str| read(dialect, event.as_bytes()).kind;
+    for (dialect, event, kind) in [
+        (Dialect::Choices, ": ping\n\n", EventKind::Ping),
+        (Dialect::Choices, "event: ping\ndata: {}\n\n", EventKind::Ping),
+        (Dialect::Choices, "data: \n\n", EventKind::Ping),
+        (Dialect::Choices, "retry: 500\n\n", EventKind::Ping),
+        (Dialect::Choices, "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n", EventKind::Lifecycle),
+        (Dialect::Responses, "data: {\"type\":\"response.in_progress\"}\n\n", EventKind::Lifecycle),
+        (Dialect::Responses, "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n", EventKind::Ping),
+        (Dialect::Responses, "data: {\"type\":\"response.output_text.delta\",\"delta\":\"\"}\n\n", EventKind::Empty),
+    ] {
+        assert_eq!(of(dialect, event), kind, "{event}");
+        assert!(!kind.is_progress() && kind.is_preamble());
+    }
+    let item = "data: {\"type\":\"response.output_item.added\",\"item\":{}}\n\n";
+    assert_eq!(of(Dialect::Responses, item), EventKind::Part);
+    assert_eq!(
+        of(Dialect::Choices, "data: {\"type\":\"transcript.text.delta\",\"delta\":\"a\"}\n\n"),
+        EventKind::Content
+    );
+    assert_eq!(of(Dialect::Choices, "data: {\"type\":\"transcript.text.done\",\"text\":\"a\"}\n\n"), EventKind::Done);
+    for end in ["data: [DONE] \n\n", "data:[DONE]\r\n\r\n", "data:  [DONE]"] {
+        assert_eq!(of(Dialect::Choices, end), EventKind::Done, "{end:?}");
+    }
 }
 
 #[test]
