@@ -75,15 +75,17 @@
 //! | outcome | how a request ended: completed, client_gone, shed, refused, upstream_error, timeout |
 //! | record | what is kept of a request: exactly one each |
 //! | trace, span | what tracing systems keep of a request over several programs; a part of that with a beginning and an end |
+//! | preamble, first token | events of a stream before its first output: comments, roles, lifecycle events; the first event with output or a finish reason |
 //! | TTFT, ITL, TPOT, E2EL | time to first token, between tokens, per output token, end to end; defined in [`meter`] |
 //! | goodput, attainment | requests per second, and share of requests, that met all their objectives |
 //!
 //! # Invariants
 //!
-//! 1. Response bytes are never changed or delayed, except that usage events which the gateway requested are removed and event
-//!    streams with gzip are decompressed.
+//! 1. Response bytes are never changed, except that usage events which the gateway requested are removed and event streams with
+//!    gzip are decompressed. They are never delayed, except that the head and the preamble of a stream (roles, lifecycle events)
+//!    leave together with its first token.
 //! 2. Every queue, map, buffer, label set and retry has a bound with a name.
-//! 3. No request is retried after the first response byte has reached the client.
+//! 3. No request is retried after the first token of a stream, or the first byte of another response, has reached the client.
 //! 4. `config`, `estimate`, `pool`, `experiment` and `flow` use no metrics library, socket, child process or
 //!    wall clock.
 //! 5. Every request ends with exactly one record. Leases are returned by drop. No counter is repaired by a reset.

@@ -20,6 +20,7 @@ mod other_gateways;
 pub mod ports;
 mod probe;
 mod ready;
+mod silent_streams;
 mod state_folder;
 mod trial_engines;
 
@@ -41,6 +42,7 @@ pub use other_gateways::OtherGateways;
 pub use ports::PortsError;
 pub use probe::{Prober, ReportedModels, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
+pub use silent_streams::watch_silent_streams;
 pub use state_folder::{
     SOCKET as UPGRADE_SOCKET, append as append_state, create as create_state, read as read_state,
     replace as replace_state, set_aside as set_state_aside,

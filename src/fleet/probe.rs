@@ -8,7 +8,7 @@
 //! - after the first success and after each recovery, and with models that include LoRA adapters: `GET /metrics`, for the size
 //!   of its prefix cache and the number of its adapter slots.
 //!
-//! **Progress**: a backend with requests in flight that has sent no byte for `health.stall` is suspected. Its `/metrics` are
+//! **Progress**: a backend with requests in flight that has sent no token for `health.stall` is suspected; pings are no tokens. Its `/metrics` are
 //! read, and again at each later probe. If no counter of the engine's work changes for a third of `health.stall`, or there is
 //! no response, the backend is hung: it is ejected and its streams are closed, so that they are retried or end with an error.
 //! A long response that is not streamed sends no bytes either, but the counters change; a long prefill changes no counter,

@@ -20,7 +20,7 @@ use crate::admin::status::LastReload;
 use crate::base::BackendId;
 use crate::config::Config;
 use crate::estimate::ExactCounter;
-use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels};
+use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels, watch_silent_streams};
 use crate::flow::{LearnedState, RoutingTable};
 use crate::pool::{Admission, PoolLayout};
 use crate::proxy::{ClientLimits, ListenError, ProxyFlow};
@@ -137,6 +137,15 @@ impl App {
                 _ = end.wait_for(|ending| *ending) => return,
             }
             self.probe(&mut prober).await;
+        }
+    }
+
+    /// Looks at the engines of silent streams, until `end` is true.
+    pub(super) async fn keep_watching_silent_streams(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        let limit = || self.config.load().health.probe_timeout;
+        tokio::select! {
+            () = watch_silent_streams(Arc::clone(&self.admission), limit) => {}
+            _ = end.wait_for(|ending| *ending) => {}
         }
     }
 

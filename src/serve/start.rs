@@ -178,6 +178,7 @@ fn serve(
     let serving = tokio::spawn(listener.serve(gateway, ending.clone(), Box::pin(app.fleet.fast_shutdown())));
     let tasks = vec![
         tokio::spawn(Arc::clone(&app).keep_probing(prober, stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app).keep_watching_silent_streams(stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app).keep_serving_copies(stop_tasks.clone())),
         #[cfg(feature = "kubernetes")]
         tokio::spawn(Arc::clone(&app).keep_finding_pods(stop_tasks.clone())),

@@ -10,7 +10,8 @@ use crate::test_gateway::{TestGateway, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_outlives_the_drain_timeout_gets_an_error_and_not_only_a_closed_connection() {
-    let message = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\n";
+    let message = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\n\
+                   event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\n";
     let engine = Engine::start(move |_, seen| match seen.head.split(' ').nth(1) {
         Some("/v1/messages") => vec![send(STREAM.to_owned() + &chunk(message)), Step::Silence],
         _ if seen.body == STREAMED.as_bytes() => vec![send(STREAM.to_owned() + &chunk(&event("one"))), Step::Silence],

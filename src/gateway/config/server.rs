@@ -85,11 +85,15 @@ table! {
         /// Longest pause in which a backend takes no byte of a request. The default is half of nginx's `proxy_send_timeout`:
         /// an engine that reads its sockets takes a prompt within milliseconds.
         pub send: Duration = duration("30s");
-        /// Longest silence inside a response that has begun.
+        /// Longest time without a token inside a stream, and longest silence inside another response that has begun. Comments,
+        /// pings and empty events are no tokens.
         pub idle: Duration = duration("60s");
+        /// The same for a stream whose engine provably works, as it does while a tool parser holds back the arguments of a call:
+        /// its counters grow by more tokens than all streams receive.
+        pub silent: Duration = duration("10m");
         /// Longest wait for a response that is not streamed. The engine sends it only when all of it is generated.
         pub response: Duration = duration("10m");
-        /// Longest wait for the first byte of a stream: base + per_1k_prompt_tokens for each 1,000 prompt tokens.
+        /// Longest wait for the first token of a stream: base + per_1k_prompt_tokens for each 1,000 prompt tokens.
         pub first_byte: FirstByte = table();
     }
 }
@@ -107,8 +111,8 @@ table! {
 table! {
     /// Retries of requests.
     pub struct Retry {
-        /// Attempts per request, the first included; 1 means no retry. A retry happens only before the first byte of the
-        /// response. It goes to another backend if there is one, but to the same backend if that had only closed an idle
+        /// Attempts per request, the first included; 1 means no retry. A retry happens only before the first token of a
+        /// stream, or the first byte of another response. It goes to another backend if there is one, but to the same backend if that had only closed an idle
         /// connection.
         pub attempts: u32 = default("2").within("1", "8");
     }
@@ -165,8 +169,8 @@ table! {
         pub ejection_base: Duration = duration("5s");
         /// Longest time out of rotation.
         pub ejection_max: Duration = duration("60s");
-        /// A backend with running requests from which nothing arrives for this long is treated as stuck, whatever its probe
-        /// says. Heads of streams do not count: vLLM sends them before its engine has begun.
+        /// A backend with running requests from which no token arrives for this long is treated as stuck, whatever its probe
+        /// says, if its counters stand still as well. Heads, pings and empty events of streams are no tokens.
         pub stall: Duration = duration("30s");
     }
 }

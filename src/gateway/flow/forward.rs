@@ -2,9 +2,9 @@
 //!
 //! An attempt is one delivery of the request to one backend, under an id of its own. There are at most `retry.attempts`,
 //! so engines see a request at most that often, whatever goes wrong. Another one follows when no connection was
-//! established, the connection broke, the backend did not read or stayed silent before the first byte, was found hung, or gave
-//! an answer after which another engine may serve the request (`elsewhere.rs`). None follows a byte that has reached the
-//! client. When no other backend can take the request, the client gets the last one's response.
+//! established, the connection broke, the backend did not read or stayed silent before the first token, was found hung, or gave
+//! an answer after which another engine may serve the request (`elsewhere.rs`). None follows the first token of a stream that has
+//! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the last one's response.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
 //! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
@@ -42,6 +42,7 @@ use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond::{self, REQUEST_ID};
 use super::router::Router;
+use super::stream_work::SilenceLimits;
 use crate::experiment::{Assigned, CopyOutcome};
 use crate::pool::{Admission, AdmissionRequest, BackendFault, Lease};
 use sluice_core::base::BackendId;
@@ -68,6 +69,8 @@ pub(super) struct Attempts<'a, U> {
     request: UpstreamRequest,
     /// Attempts so far.
     made: u32,
+    /// The client has the head of a stream, for comments that came before the response.
+    is_head_sent: bool,
     /// Backends that failed this request.
     avoid: SmallVec<[BackendId; 2]>,
     /// Its copies, which begin when it has a lease.
@@ -92,7 +95,17 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             body_without_arm: prepared.arm.as_mut().and_then(|arm| arm.body_without.take()),
         };
         let placed = PlacedRequest { table: Arc::clone(&incoming.routing), placement: prepared.placement.clone() };
-        Self { backends, incoming, prepared, placed, request, made: 0, avoid: SmallVec::new(), copies }
+        Self {
+            backends,
+            incoming,
+            prepared,
+            placed,
+            request,
+            made: 0,
+            is_head_sent: false,
+            avoid: SmallVec::new(),
+            copies,
+        }
     }
 
     /// Attempts until the request is over. An error is a refusal that has not been sent.
@@ -295,8 +308,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Some(Elsewhere::Limited) => Outcome::Refused,
                 _ => Outcome::UpstreamError(UpstreamFault::Status),
             };
-            let (reason, response) = (RetryReason::Status, Some(response));
+            let (reason, response) = (RetryReason::Status, Some(response).filter(|_| !self.is_head_sent));
             return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None, held: None });
+        }
+        // Behind the head of a stream only another stream can follow.
+        if self.is_head_sent && (!response.head.is_event_stream() || response.head.is_coded()) {
+            return AttemptResult::upstream_error(RetryReason::Status, UpstreamFault::Status);
         }
         // The injected usage could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
@@ -308,7 +325,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let times = (response.sent, deadline);
         let mut context = response_context(self.incoming, &self.prepared, &self.placed, abort, lease, times);
         context.credentials = Some(credentials);
-        let mut pump = Pump::new(response.head, context, &mut self.request, lease, down, record);
+        let mut pump =
+            Pump::new(response.head, context, &mut self.request, lease, down, record, &mut self.is_head_sent);
         match pump.run(&mut response.exchange, response.read).await {
             AttemptResult::Finished => {
                 reuse_connection(response.exchange).await;
@@ -395,7 +413,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let Backends { abort, .. } = self.backends;
         let context = response_context(self.incoming, &self.prepared, &self.placed, abort, &lease, (now, deadline));
         let mut request = UpstreamRequest::default();
-        let mut pump = Pump::new(response.head, context, &mut request, &mut lease, down, record);
+        let mut is_head_sent = self.is_head_sent;
+        let mut pump = Pump::new(response.head, context, &mut request, &mut lease, down, record, &mut is_head_sent);
         match pump.run(&mut response.exchange, response.read).await {
             AttemptResult::Finished => {
                 reuse_connection(response.exchange).await;
@@ -456,7 +475,7 @@ fn response_context<'a>(
         prompt_tokens: prepared.need.prompt_tokens,
         prefilled: (prepared.prompts > 1).then(|| sent + lease.prefill_time()),
         feedback: &prepared.feedback,
-        idle: placed.table.timeouts().idle,
+        limits: SilenceLimits { idle: placed.table.timeouts().idle, silent: placed.table.timeouts().silent },
         objectives: &placed.home().objectives,
         credentials: None,
         abort,

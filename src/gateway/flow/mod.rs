@@ -12,7 +12,7 @@
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend while the client has received nothing |
 //! | | `elsewhere.rs` | may another backend serve the request after this answer? |
-//! | meter | `pump.rs`, `response_meter.rs` | pass bytes on, measure them, watch both ends |
+//! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
 //! Shadow arms of experiments get copies of requests (`copies.rs`), which no client sees and which give way to all requests.
@@ -44,6 +44,7 @@ mod faults;
 mod elsewhere;
 mod attempt;
 mod response_meter;
+mod stream_work;
 mod pump;
 mod forward;
 mod shadow;

@@ -1,16 +1,21 @@
 //! Forwards the response from the backend to the client, and measures it on the way.
 //!
-//! All bytes that are ready are forwarded in one write, and the pump never waits for more. The head is held until the
-//! first body bytes arrive: vLLM sends its 200 before the request is even queued, and until then another backend can
-//! still take over.
+//! All bytes that are ready are forwarded in one write, and the pump never waits for more. Except at the beginning of a stream:
+//! the head, and the preamble of events that are no output (comments, a role, `response.created`), are held until the first
+//! token arrives and leave with it. vLLM sends its 200 before the request is even queued, and until the first token another
+//! backend can still take over, without a trace of the first one in the response. Comments that keep the connection alive say
+//! nothing of a response: they are passed on at once, behind the head of the first backend that sends one.
 //!
 //! At the first token the prefill share of the lease is returned. With several prompts, the first token of one says nothing
 //! about the others, so the share is returned when the prefill of all should be over. A response that breaks after bytes
 //! have reached the client ends with an SSE `error` event and a closed connection, never as if it were complete. When the
 //! client disconnects, the exchange is dropped. That closes the upstream connection, and the engine aborts the request.
 //!
-//! Bounds: one chunk buffer, no larger than what the upstream side gathers; a backend may be silent for `timeouts.idle`;
-//! the downstream side limits how long a client may not read.
+//! Bounds: one chunk buffer, no larger than what the upstream side gathers; the preamble by [`PREAMBLE_MAX`] and the length of the
+//! request, which engines repeat in it; how long a stream may be without a token by `stream_work.rs`; the downstream side limits
+//! how long a client may not read.
+
+mod before_token;
 
 use std::fmt::Display;
 use std::pin::{Pin, pin};
@@ -18,25 +23,32 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use tokio::time::{Instant, Sleep, sleep_until};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-use super::attempt::{AttemptResult, BusyBackend, FailedAttempt, HeldResponse};
-use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
+use super::attempt::AttemptResult;
+use super::elsewhere::Credentials;
 use super::exchange::{ClientGone, Downstream, Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use super::faults;
 use super::feedback::{Feedback, InjectedUsage};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::respond;
 use super::response_meter::{ResponseMeter, is_busy, is_client_error};
+use super::stream_work::{SilenceLimits, SilenceTimer, WorkClock};
 use crate::pool::{BackendFault, Lease};
 use sluice_core::meter::{Forward, Objectives};
-use sluice_core::openai::{Route, UpstreamError};
+use sluice_core::openai::Route;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
 /// A client that takes longer to accept a chunk reads slower than the engine writes.
 const CLIENT_WAIT: Duration = Duration::from_millis(20);
+
+/// Bytes of a stream before its first token that are held, beside [`PREAMBLE_PER_REQUEST`] times those of the request. A longer
+/// preamble is passed on, and no other backend takes over from then on.
+const PREAMBLE_MAX: usize = 64 << 10;
+/// `response.created` and `response.in_progress` repeat the request, whose text may grow by escapes.
+const PREAMBLE_PER_REQUEST: usize = 4;
 
 /// The request that a response belongs to, as far as the pump needs it.
 #[derive(Clone, Copy)]
@@ -45,14 +57,14 @@ pub(super) struct ResponseContext<'a> {
     pub(super) arrived: Instant,
     /// When the request had been sent upstream.
     pub(super) sent: Instant,
-    /// When the first byte is due.
+    /// When the first token of a stream, or the first byte of another response, is due.
     pub(super) deadline: Instant,
     pub(super) injected: InjectedUsage,
     pub(super) prompt_tokens: u64,
     /// With several prompts: the first token of one may come long before the prefill of another.
     pub(super) prefilled: Option<Instant>,
     pub(super) feedback: &'a Feedback,
-    pub(super) idle: Duration,
+    pub(super) limits: SilenceLimits,
     pub(super) objectives: &'a Objectives,
     /// Whose credentials the engine has seen. `None`: no other engine can take the request, so that the response goes to the
     /// client whatever it says, and its fault was counted before.
@@ -66,13 +78,15 @@ enum PumpEvent {
     Bytes,
     End,
     ClientGone,
+    /// Nothing came for as long as was to be waited.
+    Quiet,
     Interrupted(Interruption),
 }
 
 /// Why the backend does not complete a response.
 enum Interruption {
     Broken(ExchangeError),
-    /// The connection was closed in order, but the stream has no end marker: the engine was stopped.
+    /// The body ended in order, but a choice has no finish reason: the engine was stopped.
     Unfinished,
     Hung,
     Silent,
@@ -80,39 +94,19 @@ enum Interruption {
     Stopping,
 }
 
-/// Silence of the backend: the timer is reset only when it fires, so that a chunk costs no timer operation.
-struct SilenceTimer<'a> {
-    limit: Instant,
-    timer: Pin<&'a mut Sleep>,
-}
-
-impl SilenceTimer<'_> {
-    /// Resolves when the limit has passed.
-    async fn expired(&mut self) {
-        loop {
-            self.timer.as_mut().await;
-            if self.limit <= Instant::now() {
-                return;
-            }
-            self.timer.as_mut().reset(self.limit);
-        }
-    }
-
-    fn set_limit(&mut self, limit: Instant) {
-        self.limit = limit;
-        // Only the deadline of the first byte can be later than the new limit, so this resets the timer at most once.
-        if limit < self.timer.deadline() {
-            self.timer.as_mut().reset(limit);
-        }
-    }
-}
-
 /// A response that is being passed on.
 pub(super) struct Pump<'a, 'r, D, R: Recorder> {
     context: ResponseContext<'a>,
     meter: ResponseMeter,
-    /// Held until the first body bytes.
+    /// Held until the first token of a stream, or the first bytes of another body.
     head: Option<ResponseHead>,
+    /// Whether the client has a head already, for the comments of this backend or of one before it.
+    is_head_sent: &'a mut bool,
+    /// What came of the stream while the head is held.
+    preamble: Vec<u8>,
+    preamble_max: usize,
+    /// Events that showed work, and tokens, that have been seen.
+    seen: (u64, u64),
     /// Dropped when a retry is no longer possible.
     request: &'a mut UpstreamRequest,
     status: StatusCode,
@@ -130,6 +124,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         lease: &'a mut Lease,
         down: &'a mut D,
         record: &'a mut RecordGuard<'r, R>,
+        is_head_sent: &'a mut bool,
     ) -> Self {
         let status = head.status;
         let meter = if head.is_event_stream() && !head.is_coded() {
@@ -144,7 +139,22 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if !meter.is_stream() {
             lease.record_progress(Instant::now());
         }
-        Self { context, meter, head: Some(head), request, status, lease, down, record, prefilling: true }
+        let preamble_max = PREAMBLE_MAX + PREAMBLE_PER_REQUEST * request.body.len();
+        Self {
+            context,
+            meter,
+            head: Some(head),
+            is_head_sent,
+            preamble: Vec::new(),
+            preamble_max,
+            seen: (0, 0),
+            request,
+            status,
+            lease,
+            down,
+            record,
+            prefilling: true,
+        }
     }
 
     /// Passes the response on. `Failed` only while nothing has reached the client. `read`: bytes of the body that were read
@@ -153,6 +163,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         let mut chunk = BytesMut::from(read);
         let mut silence =
             SilenceTimer { limit: self.context.deadline, timer: pin!(sleep_until(self.context.deadline)) };
+        let mut clock = WorkClock::new(self.context.sent, self.context.deadline, self.context.limits);
         // One future for all chunks: a new one for each would enter and leave the token's list of waiters.
         let token = self.lease.abort_token().clone();
         let mut aborted = pin!(token.cancelled());
@@ -164,17 +175,22 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             let now = Instant::now();
             match event {
                 PumpEvent::Bytes => {
-                    let bytes = chunk.split().freeze();
-                    let held = self.head.is_some().then(|| bytes.clone());
-                    let forward = self.measure(bytes, now);
-                    if let Some(held) = held
-                        && let Some(failed) = self.answered_elsewhere(held, now)
-                    {
-                        return AttemptResult::Failed(failed);
+                    let events = if self.head.is_some() { self.meter.events_between() } else { None };
+                    let (mut forward, progress) = self.measure(chunk.split().freeze(), now);
+                    if events.is_some() && events == self.meter.events_between() && self.may_send_comments(&forward) {
+                        if self.send_comments(forward).await == Err(ClientGone) {
+                            return self.client_gone(now);
+                        }
+                        continue;
                     }
-                    // A stream that ends without its end marker gets an error event after its last bytes.
+                    if self.head.is_some() {
+                        forward = match self.hold(forward, now) {
+                            Ok(forward) => forward,
+                            Err(failed) => return AttemptResult::Failed(failed),
+                        };
+                    }
+                    // Whether a stream without its end marker is complete is decided at its end.
                     let last = exchange.at_end() && (!self.meter.is_stream() || self.meter.is_done());
-                    // Without bytes the head waits for them: until then another backend can take over.
                     if !forward.is_empty() && self.send(forward, last).await == Err(ClientGone) {
                         return self.client_gone(now);
                     }
@@ -183,8 +199,15 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                         self.lease.fell_behind();
                     }
                     // Counted from now: the time that the client took to read is not the backend's silence.
-                    silence.set_limit(sent + self.context.idle);
+                    silence.set_limit(match self.meter.is_stream() {
+                        true => clock.events(self.meter.stage(), progress, sent),
+                        false => clock.bytes(sent),
+                    });
                 }
+                PumpEvent::Quiet => match clock.look(now, || self.lease.watch_engine(now)) {
+                    Some(next) => silence.set_limit(next),
+                    None => return self.interrupted(Interruption::Silent, now).await,
+                },
                 PumpEvent::End => return self.end(now).await,
                 PumpEvent::ClientGone => return self.client_gone(now),
                 PumpEvent::Interrupted(why) => return self.interrupted(why, now).await,
@@ -209,7 +232,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             },
             () = self.down.gone() => PumpEvent::ClientGone,
             () = aborted => PumpEvent::Interrupted(self.why_aborted()),
-            () = silence.expired() => PumpEvent::Interrupted(Interruption::Silent),
+            () = silence.expired() => PumpEvent::Quiet,
         }
     }
 
@@ -217,40 +240,16 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if self.context.abort.is_cancelled() { Interruption::Stopping } else { Interruption::Hung }
     }
 
-    /// The failed attempt if the first bytes, `read`, say that another engine may serve the request.
-    fn answered_elsewhere<X>(&mut self, read: Bytes, now: Instant) -> Option<FailedAttempt<X>> {
-        let credentials = self.context.credentials?;
-        let error = self.meter.error().filter(|_| !self.meter.has_content())?;
-        let answer = EngineAnswer { status: self.status, error: Some(error), credentials };
-        let (elsewhere, reason) = (answer.elsewhere()?, answer.retry_reason());
-        let busy = (elsewhere == Elsewhere::Busy).then(|| self.busy_backend(error));
-        if elsewhere.is_fault() {
-            self.fault(&"an error event in the stream", now);
-        }
-        let outcome = match elsewhere {
-            Elsewhere::Limited => Outcome::Refused,
-            _ => Outcome::UpstreamError(UpstreamFault::InStream),
-        };
-        let head = if busy.is_none() { self.head.take() } else { None };
-        let held = head.map(|head| HeldResponse { head, read });
-        Some(FailedAttempt { reason, outcome, response: None, busy, held })
-    }
-
-    /// The backend's own admission control, in a stream of which nothing was passed on.
-    fn busy_backend(&self, error: &UpstreamError) -> BusyBackend {
-        let message = match error.message.is_empty() {
-            true => "the backend is overloaded; try again later".to_owned(),
-            false => error.message.clone(),
-        };
-        let sent = self.head.as_ref().and_then(|head| head.headers.get(RETRY_AFTER));
-        let retry_after = sent.and_then(|value| value.to_str().ok()?.parse().ok());
-        BusyBackend { message, retry_after }
-    }
-
-    /// Meters a chunk; returns what goes to the client.
-    fn measure(&mut self, chunk: Bytes, now: Instant) -> Forward {
-        self.lease.record_progress(now);
+    /// Meters a chunk; returns what goes to the client, and whether it shows that the engine works.
+    fn measure(&mut self, chunk: Bytes, now: Instant) -> (Forward, bool) {
         let forward = self.meter.feed(chunk, now);
+        let seen = self.meter.progress();
+        let progress = !self.meter.is_stream() || seen.0 != self.seen.0;
+        if progress {
+            self.lease.record_progress(now);
+            self.lease.record_tokens(seen.1.saturating_sub(self.seen.1));
+            self.seen = seen;
+        }
         if let Some(tokens) = self.meter.prompt_tokens().filter(|tokens| *tokens > self.context.prompt_tokens) {
             // The prompt was longer than estimated: the lease is charged once, while the request still runs.
             self.context.prompt_tokens = tokens;
@@ -259,7 +258,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if self.prefilling && self.meter.has_content() {
             self.first_token(now);
         }
-        forward
+        (forward, progress)
     }
 
     fn first_token(&mut self, now: Instant) {
@@ -286,11 +285,13 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if last || self.meter.is_done() {
             self.record.end_in_flight();
         }
-        if let Some(mut head) = self.head.take() {
-            respond::add_gateway_headers(&mut head.headers, self.record);
-            self.record.status = Some(head.status);
-            self.down.head(head).await?;
+        if let Some(head) = self.head.take() {
+            respond::send_head(head, self.is_head_sent, self.down, self.record).await?;
             *self.request = UpstreamRequest::default();
+            if !self.preamble.is_empty() {
+                let preamble = Bytes::from(std::mem::take(&mut self.preamble));
+                self.down.body(preamble, last || !forward.is_empty()).await?;
+            }
         }
         // The pieces leave in one write, as far as they are gathered below.
         let mut pieces = forward.into_iter().peekable();
@@ -301,8 +302,16 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         Ok(())
     }
 
-    /// The backend's response is complete.
+    /// The backend's response has ended in order.
     async fn end<X>(&mut self, now: Instant) -> AttemptResult<X> {
+        self.meter.end_of_body(now);
+        if self.head.is_some() && self.meter.is_stream() {
+            let tail = self.meter.finish(now);
+            tail.iter().for_each(|piece| self.preamble.extend_from_slice(piece));
+            if let Some(failed) = self.answered_elsewhere(now) {
+                return AttemptResult::Failed(failed);
+            }
+        }
         if self.meter.is_stream() && !self.meter.is_done() && self.meter.error().is_none() {
             return self.interrupted(Interruption::Unfinished, now).await;
         }

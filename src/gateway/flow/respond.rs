@@ -10,9 +10,10 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
-use super::exchange::{Downstream, ResponseHead};
+use super::exchange::{ClientGone, Downstream, ResponseHead};
 use super::record::{Outcome, Record, RecordGuard, Recorder};
 use crate::config::limits::RETRY_AFTER_MIN;
+use sluice_core::openai::error::sse_error;
 use sluice_core::openai::{ErrorFormat, Refusal, ShedReason};
 
 /// The id of the request: the client's own if it sent a valid one.
@@ -45,7 +46,7 @@ pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Sends a refusal. If no outcome was set before, it is `Refused`. If the client has gone meanwhile, it is `ClientGone`.
+/// Sends a refusal; as an event if the client has the head of a stream. If no outcome was set before, it is `Refused`. If the client has gone meanwhile, it is `ClientGone`.
 pub async fn refuse<D: Downstream, R: Recorder>(
     down: &mut D,
     refusal: &Refusal,
@@ -57,6 +58,12 @@ pub async fn refuse<D: Downstream, R: Recorder>(
         record.outcome = Outcome::Refused;
     }
     let body = Bytes::from(refusal.body(format));
+    if record.status.is_some() {
+        if down.body(Bytes::from(sse_error(&body)), false).await.is_err() {
+            record.outcome = Outcome::ClientGone;
+        }
+        return down.abort();
+    }
     let mut headers = HeaderMap::with_capacity(7);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
@@ -78,6 +85,21 @@ pub async fn refuse<D: Downstream, R: Recorder>(
         Ok(()) => record.status = Some(status),
         Err(_) => record.outcome = Outcome::ClientGone,
     }
+}
+
+/// Sends the head, unless the client has one.
+pub(super) async fn send_head<D: Downstream, R: Recorder>(
+    mut head: ResponseHead,
+    is_sent: &mut bool,
+    down: &mut D,
+    record: &mut RecordGuard<'_, R>,
+) -> Result<(), ClientGone> {
+    if std::mem::replace(is_sent, true) {
+        return Ok(());
+    }
+    add_gateway_headers(&mut head.headers, record);
+    record.status = Some(head.status);
+    down.head(head).await
 }
 
 /// Adds the gateway's own headers to a response.

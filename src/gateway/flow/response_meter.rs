@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStats, Strip};
+use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStage, StreamStats, Strip};
 use sluice_core::openai::{Dialect, Route, UpstreamError};
 
 /// The meter of one response.
@@ -52,6 +52,13 @@ impl ResponseMeter {
         }
     }
 
+    /// The body has ended in order.
+    pub(super) fn end_of_body(&mut self, now: Instant) {
+        if let Self::Stream(meter) = self {
+            meter.end_of_body(now);
+        }
+    }
+
     /// Ends the response; returns the bytes that were held back.
     pub(super) fn finish(&mut self, now: Instant) -> Forward {
         match self {
@@ -67,6 +74,30 @@ impl ResponseMeter {
                 });
                 Forward::new()
             }
+        }
+    }
+
+    /// How far the response has come. A body is open from its first byte on.
+    pub(super) fn stage(&self) -> StreamStage {
+        match self {
+            Self::Stream(meter) => meter.stage(),
+            Self::Body(_) => StreamStage::Open,
+        }
+    }
+
+    /// Events of a stream that show work, and tokens that came, so far.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        match self {
+            Self::Stream(meter) => (meter.progress(), meter.tokens()),
+            Self::Body(_) => (0, 0),
+        }
+    }
+
+    /// Events of a stream that are no pings so far, if no event is open.
+    pub(super) fn events_between(&self) -> Option<u64> {
+        match self {
+            Self::Stream(meter) => meter.events_between(),
+            Self::Body(_) => None,
         }
     }
 

@@ -20,6 +20,7 @@ mod arms;
 mod backends;
 mod abort;
 mod edges;
+mod first_token;
 mod elsewhere;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 
 use super::adapters::AdapterId;
 use super::backend::Cordon;
+use super::engine_work::EngineLook;
 use super::grant::Entered;
 #[cfg(test)]
 use super::health::BackendFault;
@@ -257,9 +258,33 @@ impl Admission {
         })
     }
 
-    /// Backends with requests in flight that have sent no byte for longer than `limit`.
+    /// Backends with requests in flight that have shown no progress for longer than `limit`.
     pub fn silent_backends(&self, limit: Duration, now: Instant) -> Vec<BackendId> {
         self.shared.lock().silent_backends(limit, now)
+    }
+
+    /// Resolves when a silent stream wants its engine to be looked at (see `engine_work.rs`).
+    pub async fn silent_stream(&self) {
+        self.shared.bell().rung().await;
+    }
+
+    /// Backends whose engines are to be looked at.
+    pub fn watched_backends(&self) -> Vec<(BackendId, Arc<Address>)> {
+        let state = self.shared.lock();
+        let backends = state.backends.iter().enumerate();
+        let watched = backends.filter_map(|(index, slot)| {
+            let found = slot.as_ref().filter(|found| found.progress.work.is_watched())?;
+            Some((BackendId::new(index), Arc::clone(&found.address)))
+        });
+        watched.collect()
+    }
+
+    /// Notes what the page of the engine at `address` shows; `None`: nothing.
+    pub fn record_look(&self, backend: BackendId, address: &Arc<Address>, look: Option<EngineLook>, now: Instant) {
+        let state = self.shared.lock();
+        if let Some(found) = state.backend(backend).filter(|found| Arc::ptr_eq(&found.address, address)) {
+            found.progress.work.look(look, found.used.requests, now);
+        }
     }
 
     /// Ejects a backend that was found hung and cancels its exchanges.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::adapters::AdapterSlots;
 use super::capacity::{Allocation, BackendLimits, CapacityUsage, Fit, Need};
 use super::engine_load::{DecodeStart, EngineLoad, Learned};
+use super::engine_work::WorkEvidence;
 use super::fault_report::FaultLines;
 use super::health::BackendHealth;
 use super::policy::Candidate;
@@ -33,13 +34,14 @@ const TPOT_MAX: Duration = Duration::from_secs(2);
 /// Weight of one TPOT in the mean: about the last 20 requests count.
 const TPOT_WEIGHT: f64 = 0.1;
 
-/// When a backend last sent bytes that show that its engine works.
+/// When a backend last sent bytes that show that its engine works, and what is known of streams that are silent.
 #[derive(Debug)]
 pub(super) struct Progress {
     epoch: Instant,
     last_ms: AtomicU64,
     /// Requests that wait for their client to read: not the backend's silence.
     at_client: AtomicU32,
+    pub(super) work: Arc<WorkEvidence>,
 }
 
 /// While this guard lives, a request waits for its client and not for the backend.
@@ -54,10 +56,10 @@ impl Drop for ClientWait<'_> {
 
 impl Progress {
     pub(super) fn new(now: Instant) -> Self {
-        Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0) }
+        Self { epoch: now, last_ms: AtomicU64::new(0), at_client: AtomicU32::new(0), work: Arc::default() }
     }
 
-    /// Bytes came.
+    /// Bytes came that show it.
     pub(super) fn record_progress(&self, now: Instant) {
         let ms = now.saturating_duration_since(self.epoch).as_millis();
         self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -4,7 +4,7 @@
 //!   take it down;
 //! - the requests themselves: connect failures, 5xx and timeouts eject ([`Breaker`]); a 4xx is the
 //!   client's fault and never counts;
-//! - progress: requests in flight, no byte for too long and counters that stand still mean a hung
+//! - progress: requests in flight, no token for too long and counters that stand still mean a hung
 //!   engine although its `/health` still says 200.
 //!
 //! ```text

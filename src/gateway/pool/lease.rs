@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::ClientWait;
 use super::engine_load::DecodeStart;
+use super::engine_work::EngineWatch;
 use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
@@ -81,6 +82,16 @@ impl Lease {
     /// Records that the backend sent bytes which show that its engine works.
     pub fn record_progress(&self, now: Instant) {
         self.grant.progress.record_progress(now);
+    }
+
+    /// Records that a stream received so many tokens.
+    pub fn record_tokens(&self, tokens: u64) {
+        self.grant.progress.work.received(tokens);
+    }
+
+    /// From `now` on, while the watch lives, the counters of the engine are read: the stream is silent.
+    pub fn watch_engine(&self, now: Instant) -> EngineWatch {
+        EngineWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
     }
 
     /// Marks the request as waiting for its client until the guard is dropped: this time is not the backend's silence.

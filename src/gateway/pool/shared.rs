@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
+use super::engine_work::Bell;
 use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
 use super::health::BackendFault;
@@ -22,11 +23,16 @@ use sluice_core::base::BackendId;
 #[derive(Debug)]
 pub(super) struct SharedState {
     state: Mutex<AdmissionState>,
+    bell: Bell,
 }
 
 impl SharedState {
     pub(super) fn new(state: AdmissionState) -> Self {
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), bell: Bell::default() }
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, AdmissionState> {

@@ -1,0 +1,86 @@
+//! What the pump does before the first token of a stream.
+//!
+//! It holds head and preamble, so that the response of another engine can still take their place; passes comments on; and gives the
+//! request back if the engine's answer says that another engine may serve it. Bounds: [`super::PREAMBLE_MAX`].
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use tokio::time::Instant;
+
+use super::super::attempt::{BusyBackend, FailedAttempt, HeldResponse};
+use super::super::elsewhere::{Elsewhere, EngineAnswer};
+use super::super::exchange::{ClientGone, Downstream};
+use super::super::record::{Outcome, Recorder, UpstreamFault};
+use super::super::respond;
+use super::Pump;
+use sluice_core::meter::{Forward, StreamStage};
+use sluice_core::openai::{Route, UpstreamError};
+
+impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
+    /// Whether a chunk of pings may precede the response. It may not where the head decides who owns the response.
+    pub(super) fn may_send_comments(&self, forward: &Forward) -> bool {
+        self.context.route != Route::Responses && forward.first().is_some_and(|piece| piece.starts_with(b":"))
+    }
+
+    /// Passes on comments while the preamble is held.
+    pub(super) async fn send_comments(&mut self, forward: Forward) -> Result<(), ClientGone> {
+        let _client_wait = self.lease.client_wait();
+        if !*self.is_head_sent
+            && let Some(head) = self.head.clone()
+        {
+            respond::send_head(head, self.is_head_sent, self.down, self.record).await?;
+        }
+        for piece in forward {
+            self.down.body(piece, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the preamble of a stream, until it has a token or is too long. Returns what goes to the client now; an error if
+    /// another engine may serve the request.
+    pub(super) fn hold<X>(&mut self, forward: Forward, now: Instant) -> Result<Forward, FailedAttempt<X>> {
+        let is_open = self.meter.stage() == StreamStage::Open;
+        if is_open && self.preamble.is_empty() && self.meter.error().is_none() {
+            return Ok(forward);
+        }
+        forward.iter().for_each(|piece| self.preamble.extend_from_slice(piece));
+        if let Some(failed) = self.answered_elsewhere(now) {
+            return Err(failed);
+        }
+        if !is_open && self.preamble.len() <= self.preamble_max {
+            return Ok(Forward::new());
+        }
+        Ok(std::iter::once(Bytes::from(std::mem::take(&mut self.preamble))).collect())
+    }
+
+    /// The failed attempt if the first event says that another engine may serve the request.
+    pub(super) fn answered_elsewhere<X>(&mut self, now: Instant) -> Option<FailedAttempt<X>> {
+        let credentials = self.context.credentials?;
+        let error = self.meter.error().filter(|_| !self.meter.has_content())?;
+        let answer = EngineAnswer { status: self.status, error: Some(error), credentials };
+        let (elsewhere, reason) = (answer.elsewhere()?, answer.retry_reason());
+        let busy = (elsewhere == Elsewhere::Busy).then(|| self.busy_backend(error));
+        if elsewhere.is_fault() {
+            self.fault(&"an error event in the stream", now);
+        }
+        let outcome = match elsewhere {
+            Elsewhere::Limited => Outcome::Refused,
+            _ => Outcome::UpstreamError(UpstreamFault::InStream),
+        };
+        let head = if busy.is_none() { self.head.take() } else { None };
+        let read = Bytes::from(std::mem::take(&mut self.preamble));
+        let held = head.map(|head| HeldResponse { head, read });
+        Some(FailedAttempt { reason, outcome, response: None, busy, held })
+    }
+
+    /// The backend's own admission control, in a stream of which nothing was passed on.
+    fn busy_backend(&self, error: &UpstreamError) -> BusyBackend {
+        let message = match error.message.is_empty() {
+            true => "the backend is overloaded; try again later".to_owned(),
+            false => error.message.clone(),
+        };
+        let sent = self.head.as_ref().and_then(|head| head.headers.get(RETRY_AFTER));
+        let retry_after = sent.and_then(|value| value.to_str().ok()?.parse().ok());
+        BusyBackend { message, retry_after }
+    }
+}
