@@ -8,10 +8,10 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use crate::http::error_body::ErrorBody;
-use crate::http::wire::{CompleteChoice, Finish, Piece, UsageCounts};
+use crate::http::wire::{self, CompleteChoice, Finish, Piece, UsageCounts};
 use crate::text::logprobs::quoted;
-use crate::validate::RequestBody;
 use crate::validate::pydantic::{self, ValidationErrors};
+use crate::validate::{CalledTool, RequestBody};
 use crate::validate::{json as body_json, schema};
 
 /// Converts a body to a chat.
@@ -54,7 +54,23 @@ pub(crate) fn read(bytes: &[u8], counting: bool) -> Result<RequestBody, ErrorBod
             chat.insert(to.into(), value.clone());
         }
     }
+    tools(&fields, &mut chat);
     Ok(RequestBody::of_chat(chat))
+}
+
+/// Takes over the tools where one of them must be called.
+fn tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
+    let choice = match fields.get("tool_choice").map(|choice| (choice, choice["type"].as_str().unwrap_or_default())) {
+        Some((_, "any")) => json!("required"),
+        Some((choice, "tool")) => json!({"type": "function", "function": {"name": choice["name"]}}),
+        _ => return,
+    };
+    let tools = fields.get("tools").and_then(Value::as_array).into_iter().flatten().map(|tool| {
+        let (name, text, schema) = (&tool["name"], &tool["description"], &tool["input_schema"]);
+        json!({"type": "function", "function": {"name": name, "description": text, "parameters": schema}})
+    });
+    chat.insert("tools".into(), tools.collect());
+    chat.insert("tool_choice".into(), choice);
 }
 
 /// A string, or the joined texts of blocks.
@@ -84,11 +100,14 @@ pub(crate) fn error_event(error: &ErrorBody) -> String {
 pub(crate) struct MessagesWriter {
     id: String,
     model: String,
+    /// The tool that is called, in a stream.
+    call: Option<CalledTool>,
 }
 
-fn reason(finish: Finish) -> &'static str {
+fn reason(finish: Finish, call: Option<&CalledTool>) -> &'static str {
     match finish {
         Finish::Length => "\"max_tokens\"",
+        Finish::Stop if call.is_some() => "\"tool_use\"",
         Finish::Stop | Finish::Abort => "\"end_turn\"",
     }
 }
@@ -99,22 +118,38 @@ fn event(out: &mut String, name: &str, fields: &str) {
 
 impl MessagesWriter {
     pub(crate) fn new(id: String, model: &str) -> Self {
-        Self { id, model: quoted(model) }
+        Self { id, model: quoted(model), call: None }
     }
 
-    pub(crate) fn open(&self, out: &mut String, usage: UsageCounts) {
+    /// The block of a call, with `input` as JSON.
+    fn tool_use(&self, call: &CalledTool, input: &str) -> String {
+        let (id, name) = (wire::call_id(&self.id, 0), quoted(&call.name));
+        format!("{{\"type\":\"tool_use\",\"id\":\"{id}\",\"name\":{name},\"input\":{input}}}")
+    }
+
+    pub(crate) fn open(&mut self, out: &mut String, usage: UsageCounts, call: Option<&CalledTool>) {
+        self.call = call.cloned();
         let message = format!(
             ",\"message\":{{\"id\":\"{}\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":{},\
              \"stop_reason\":null,\"stop_sequence\":null,\"usage\":{{\"input_tokens\":{},\"output_tokens\":0}}}}",
             self.id, self.model, usage.prompt
         );
         event(out, "message_start", &message);
-        event(out, "content_block_start", ",\"content_block\":{\"type\":\"text\",\"text\":\"\"},\"index\":0");
+        let block = match call {
+            Some(call) => self.tool_use(call, "{}"),
+            None => "{\"type\":\"text\",\"text\":\"\"}".to_owned(),
+        };
+        event(out, "content_block_start", &format!(",\"content_block\":{block},\"index\":0"));
     }
 
     pub(crate) fn content(&self, out: &mut String, piece: &Piece) {
         if !piece.text.is_empty() {
-            let delta = format!(",\"delta\":{{\"type\":\"text_delta\",\"text\":{}}},\"index\":0", quoted(&piece.text));
+            let (kind, field) = match self.call {
+                Some(_) => ("input_json_delta", "partial_json"),
+                None => ("text_delta", "text"),
+            };
+            let text = quoted(&piece.text);
+            let delta = format!(",\"delta\":{{\"type\":\"{kind}\",\"{field}\":{text}}},\"index\":0");
             event(out, "content_block_delta", &delta);
         }
     }
@@ -123,7 +158,7 @@ impl MessagesWriter {
         event(out, "content_block_stop", ",\"index\":0");
         let delta = format!(
             ",\"delta\":{{\"stop_reason\":{},\"stop_sequence\":null}},\"usage\":{{\"input_tokens\":{},\"output_tokens\":{}}}",
-            reason(finish),
+            reason(finish, self.call.as_ref()),
             usage.prompt,
             usage.completion
         );
@@ -133,14 +168,20 @@ impl MessagesWriter {
 
     pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         let piece = choices.first().map(|whole| &whole.piece);
-        let text = quoted(piece.map_or("", |piece| piece.text.as_str()));
+        let call = piece.and_then(|piece| piece.call.as_ref());
+        let text = piece.map_or("", |piece| piece.text.as_str());
+        let block = match call {
+            // Arguments that the limit has cut are no JSON.
+            Some(call) => self.tool_use(call, if serde_json::from_str::<Value>(text).is_ok() { text } else { "{}" }),
+            None => format!("{{\"type\":\"text\",\"text\":{}}}", quoted(text)),
+        };
         let finish = piece.and_then(|piece| piece.finish).unwrap_or(Finish::Length);
         format!(
-            "{{\"id\":\"{}\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{{\"type\":\"text\",\"text\":{text}}}],\
+            "{{\"id\":\"{}\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{block}],\
              \"model\":{},\"stop_reason\":{},\"usage\":{{\"input_tokens\":{},\"output_tokens\":{}}}}}",
             self.id,
             self.model,
-            reason(finish),
+            reason(finish, call),
             usage.prompt,
             usage.completion
         )

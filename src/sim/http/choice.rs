@@ -9,7 +9,7 @@ use crate::http::wire::{CompleteChoice, Finish, Piece};
 use crate::real_time::output_collector::Progress;
 use crate::text::logprobs;
 use crate::text::planned_output::PlannedOutput;
-use crate::validate::{GenerateRequest, Prompt, RequestKind, TextModel};
+use crate::validate::{CalledTool, GenerateRequest, Prompt, RequestKind, TextModel};
 
 /// Which parts of each choice a request asks for.
 #[derive(Clone, Debug)]
@@ -87,6 +87,11 @@ impl Choice {
         self.cached
     }
 
+    /// The tool that it calls.
+    pub(crate) fn call(&self) -> Option<&CalledTool> {
+        self.output.call()
+    }
+
     pub(crate) fn is_complete(&self) -> bool {
         self.finish.is_some()
     }
@@ -133,7 +138,8 @@ impl Choice {
             first.then(|| if echo_ids { Some(list(&self.prompt.ids)) } else { self.prompt_ids() }).flatten();
         let ended_itself = self.finish == Some(self.output.finish());
         let stop_reason = if ended_itself { self.output.stop_reason() } else { "null".to_owned() };
-        Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason }
+        let call = self.output.call().cloned();
+        Piece { text, logprobs, token_ids, prompt_ids, finish: self.finish, stop_reason, call, first }
     }
 
     /// Appends the text of some positions, except what is held because a stop string may begin in it.

@@ -25,8 +25,8 @@ impl ResponseWriter {
     pub(crate) fn open(&mut self, out: &mut String, index: usize, choice: &Choice, usage: UsageCounts) {
         match self {
             Self::Chunks(envelope) => envelope.role(out, index, choice.prompt_ids().as_deref(), usage),
-            Self::Messages(writer) => writer.open(out, usage),
-            Self::Responses(writer) => writer.open(out),
+            Self::Messages(writer) => writer.open(out, usage, choice.call()),
+            Self::Responses(writer) => writer.open(out, choice.call()),
         }
     }
 

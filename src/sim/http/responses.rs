@@ -7,12 +7,12 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use crate::http::error_body::ErrorBody;
-use crate::http::wire::{CompleteChoice, Finish, Piece, UsageCounts};
+use crate::http::wire::{self, CompleteChoice, Finish, Piece, UsageCounts};
 use crate::text::logprobs::quoted;
-use crate::validate::RequestBody;
 use crate::validate::json as body_json;
 use crate::validate::pydantic::{self, FieldReader, ValidationErrors, shown};
 use crate::validate::schema;
+use crate::validate::{CalledTool, RequestBody};
 
 /// The fields of a request that its response repeats, as JSON.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct EchoedFields {
     temperature: String,
     top_p: String,
     user: String,
+    tool_choice: String,
+    tools: String,
     presence_penalty: String,
     frequency_penalty: String,
 }
@@ -60,15 +62,12 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBod
     match fields.get("input") {
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
         Some(Value::Array(items)) => messages.extend(items.iter().map(|item| {
-            let content = match &item["content"] {
-                Value::Array(parts) => {
-                    let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-                    Value::String(texts.join("\n"))
-                }
-                other => other.clone(),
+            let role = match item["type"].as_str() {
+                Some("function_call") => "assistant",
+                Some("function_call_output") => "tool",
+                _ => item["role"].as_str().unwrap_or("user"),
             };
-            let role = item["role"].as_str().unwrap_or("user");
-            json!({"role": role, "content": content})
+            json!({"role": role, "content": item_text(item)})
         })),
         _ => {}
     }
@@ -82,6 +81,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBod
             chat.insert(to.into(), value.clone());
         }
     }
+    shape(&fields, &mut chat);
     let shown = |name: &str| fields.get(name).map_or("null".to_owned(), Value::to_string);
     let float = |name: &str, default: f64| format!("{:?}", fields.float(name).unwrap_or(default));
     let echo = EchoedFields {
@@ -91,10 +91,52 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBod
         temperature: float("temperature", 1.0),
         top_p: float("top_p", 1.0),
         user: shown("user"),
+        tool_choice: fields.get("tool_choice").map_or("\"none\"".to_owned(), Value::to_string),
+        tools: fields.get("tools").filter(|tools| tools.is_array()).map_or("[]".to_owned(), Value::to_string),
         presence_penalty: float("presence_penalty", 0.0),
         frequency_penalty: float("frequency_penalty", 0.0),
     };
     Ok((RequestBody::of_chat(chat), echo))
+}
+
+/// Takes over what decides the shape of the output: tools that must be called, and the format of the text.
+fn shape(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
+    if let Some(format) = fields.get("text").map(|text| &text["format"]).filter(|format| format.is_object()) {
+        let schema = json!({"name": format["name"], "schema": format["schema"]});
+        chat.insert("response_format".into(), json!({"type": format["type"], "json_schema": schema}));
+    }
+    let Some(choice) = fields.get("tool_choice").filter(|choice| *choice == "required" || choice.is_object()) else {
+        return;
+    };
+    let tools = fields.get("tools").and_then(Value::as_array).into_iter().flatten();
+    let tools: Vec<Value> = tools
+        .filter(|tool| tool["type"] == "function")
+        .map(|tool| {
+            let function: Map<String, Value> = ["name", "description", "parameters"]
+                .into_iter()
+                .filter_map(|key| Some((key.to_owned(), tool.get(key)?.clone())))
+                .collect();
+            json!({"type": "function", "function": function})
+        })
+        .collect();
+    let choice = match choice.is_object() {
+        true => json!({"type": "function", "function": {"name": choice["name"]}}),
+        false => choice.clone(),
+    };
+    chat.insert("tools".into(), Value::Array(tools));
+    chat.insert("tool_choice".into(), choice);
+}
+
+/// The text of an item of the input: of a message, of a call, of the result of one.
+fn item_text(item: &Value) -> Value {
+    match &item["content"] {
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+            Value::String(texts.join("\n"))
+        }
+        Value::Null => item.get("output").or(item.get("arguments")).cloned().unwrap_or(Value::Null),
+        other => other.clone(),
+    }
 }
 
 fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
@@ -104,6 +146,10 @@ fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
 /// The error for any response id, since nothing is stored.
 pub(crate) fn unknown(id: &str) -> ErrorBody {
     invalid(404, "response_id", format!("Response with id '{id}' not found."))
+}
+
+fn call_status(finish: Finish) -> &'static str {
+    if finish == Finish::Length { "incomplete" } else { "completed" }
 }
 
 /// Writes one response.
@@ -118,6 +164,8 @@ pub(crate) struct ResponsesWriter {
     number: u64,
     /// The text so far, for the events at the end.
     text: String,
+    /// The tool that is called, if the text is the arguments of a call.
+    call: Option<CalledTool>,
 }
 
 impl ResponsesWriter {
@@ -127,7 +175,16 @@ impl ResponsesWriter {
             echo.max_output_tokens = limit.to_string();
         }
         let item = format!("msg_{:016x}", twox_hash::XxHash3_64::oneshot(id.as_bytes()));
-        Self { id: format!("resp_{id}"), item, created, model: quoted(model), echo, number: 0, text: String::new() }
+        Self {
+            id: format!("resp_{id}"),
+            item,
+            created,
+            model: quoted(model),
+            echo,
+            number: 0,
+            text: String::new(),
+            call: None,
+        }
     }
 
     fn event(&mut self, out: &mut String, name: &str, fields: &str) {
@@ -151,7 +208,17 @@ impl ResponsesWriter {
     }
 
     fn response(&self, output: &str, finish: Option<Finish>, usage: Option<UsageCounts>) -> String {
-        let EchoedFields { instructions, metadata, max_output_tokens, temperature, top_p, user, .. } = &self.echo;
+        let EchoedFields {
+            instructions,
+            metadata,
+            max_output_tokens,
+            temperature,
+            top_p,
+            user,
+            tool_choice,
+            tools,
+            ..
+        } = &self.echo;
         let incomplete = match finish {
             Some(Finish::Length) => "{\"reason\":\"max_output_tokens\"}",
             _ => "null",
@@ -175,7 +242,7 @@ impl ResponsesWriter {
         format!(
             "{{\"id\":\"{}\",\"created_at\":{},\"incomplete_details\":{incomplete},\"instructions\":{instructions},\
              \"metadata\":{metadata},\"model\":{},\"object\":\"response\",\"output\":[{output}],\"parallel_tool_calls\":true,\
-             \"temperature\":{temperature},\"tool_choice\":\"none\",\"tools\":[],\"top_p\":{top_p},\"background\":false,\
+             \"temperature\":{temperature},\"tool_choice\":{tool_choice},\"tools\":{tools},\"top_p\":{top_p},\"background\":false,\
              \"max_output_tokens\":{max_output_tokens},\"max_tool_calls\":null,\"previous_response_id\":null,\
              \"prompt\":null,\"reasoning\":null,\"service_tier\":\"auto\",\"status\":\"{status}\",\"text\":null,\
              \"top_logprobs\":null,\"truncation\":\"disabled\",\"usage\":{usage},\"user\":{user},\"presence_penalty\":{},\
@@ -185,10 +252,31 @@ impl ResponsesWriter {
         )
     }
 
-    pub(crate) fn open(&mut self, out: &mut String) {
+    fn call_item_id(&self) -> String {
+        self.item.replace("msg_", "fc_")
+    }
+
+    /// The item of a call, with the arguments so far.
+    fn call_item(&self, call: &CalledTool, arguments: &str, status: &str) -> String {
+        format!(
+            "{{\"arguments\":{},\"call_id\":\"{}\",\"name\":{},\"type\":\"function_call\",\"id\":\"{}\",\"async\":null,\
+             \"caller\":null,\"namespace\":null,\"status\":\"{status}\"}}",
+            quoted(arguments),
+            wire::call_id(&self.id, 0),
+            quoted(&call.name),
+            self.call_item_id()
+        )
+    }
+
+    pub(crate) fn open(&mut self, out: &mut String, call: Option<&CalledTool>) {
+        self.call = call.cloned();
         let response = format!("\"response\":{}", self.response("", None, None));
         self.event(out, "response.created", &response);
         self.event(out, "response.in_progress", &response);
+        if let Some(call) = call {
+            let item = format!("\"item\":{},\"output_index\":0", self.call_item(call, "", "in_progress"));
+            return self.event(out, "response.output_item.added", &item);
+        }
         let item = format!("\"item\":{},\"output_index\":0", self.message("", "in_progress"));
         self.event(out, "response.output_item.added", &item);
         let part = format!(
@@ -204,6 +292,11 @@ impl ResponsesWriter {
             return;
         }
         self.text.push_str(&piece.text);
+        if self.call.is_some() {
+            let (text, id) = (quoted(&piece.text), self.call_item_id());
+            let delta = format!("\"delta\":{text},\"item_id\":\"{id}\",\"output_index\":0");
+            return self.event(out, "response.function_call_arguments.delta", &delta);
+        }
         let delta = format!(
             "\"content_index\":0,\"delta\":{},\"item_id\":\"{}\",\"logprobs\":[],\"output_index\":0",
             quoted(&piece.text),
@@ -213,6 +306,9 @@ impl ResponsesWriter {
     }
 
     pub(crate) fn end(&mut self, out: &mut String, usage: UsageCounts, finish: Finish) {
+        if let Some(call) = self.call.take() {
+            return self.end_call(out, &call, usage, finish);
+        }
         let (text, part) = (quoted(&self.text), Self::part(&self.text, "null"));
         let at = format!("\"content_index\":0,\"item_id\":\"{}\"", self.item);
         // Here the sequence number comes before the text, so `event` does not serve.
@@ -231,8 +327,25 @@ impl ResponsesWriter {
         self.event(out, "response.completed", &format!("\"response\":{response}"));
     }
 
+    fn end_call(&mut self, out: &mut String, call: &CalledTool, usage: UsageCounts, finish: Finish) {
+        let (id, status) = (self.call_item_id(), call_status(finish));
+        let arguments = quoted(&self.text);
+        let name = quoted(&call.name);
+        let done = format!("\"arguments\":{arguments},\"item_id\":\"{id}\",\"name\":{name},\"output_index\":0");
+        self.event(out, "response.function_call_arguments.done", &done);
+        let item = self.call_item(call, &self.text, status);
+        self.event(out, "response.output_item.done", &format!("\"item\":{item},\"output_index\":0"));
+        let response = self.response(&item, Some(finish), Some(usage));
+        self.event(out, "response.completed", &format!("\"response\":{response}"));
+    }
+
     pub(crate) fn body(&self, choices: &[CompleteChoice], usage: UsageCounts) -> String {
         let piece = choices.first().map(|whole| &whole.piece);
+        if let Some((piece, call)) = piece.and_then(|piece| Some((piece, piece.call.as_ref()?))) {
+            let finish = piece.finish.unwrap_or(Finish::Length);
+            let item = self.call_item(call, &piece.text, call_status(finish));
+            return self.response(&item, Some(finish), Some(usage));
+        }
         let part = Self::part(piece.map_or("", |piece| piece.text.as_str()), "null");
         let finish = piece.and_then(|piece| piece.finish).unwrap_or(Finish::Length);
         self.response(&self.message(&part, "completed"), Some(finish), Some(usage))

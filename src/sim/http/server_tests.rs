@@ -13,6 +13,8 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::{Fault, Handle, Profile, SimConfig, Snapshot, spawn};
 use sluice_core::vllm::metrics;
 
+mod shapes;
+
 /// No wait in these tests may last longer.
 const DEADLINE: Duration = Duration::from_secs(20);
 

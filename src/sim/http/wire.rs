@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::validate::RequestKind;
+use crate::validate::{CalledTool, RequestKind};
 
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,25 @@ pub struct Piece {
     pub finish: Option<Finish>,
     /// `stop_reason`, JSON, with `finish`.
     pub stop_reason: String,
+    /// The tool whose arguments `text` is.
+    pub call: Option<CalledTool>,
+    /// It is the first of its choice.
+    pub first: bool,
+}
+
+impl Piece {
+    /// The finish reason on the wire: a call that ends by itself is one, unless the request named the tool.
+    fn reason(&self, finish: Finish) -> &'static str {
+        match (&self.call, finish) {
+            (Some(call), Finish::Stop) if !call.named => "tool_calls",
+            _ => finish.as_str(),
+        }
+    }
+}
+
+/// The id of the call of one choice of a response.
+pub(crate) fn call_id(response: &str, choice: usize) -> String {
+    format!("chatcmpl-tool-{:016x}", twox_hash::XxHash3_64::oneshot_with_seed(choice as u64, response.as_bytes()))
 }
 
 /// A choice of a response that is not streamed.
@@ -158,21 +177,47 @@ impl ChunkWriter {
         let _ = write!(out, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", prompt_ids.unwrap_or(NULL));
     }
 
-    /// Writes a chunk with text.
+    /// Writes a chunk with text, or with arguments of a call; that of the first piece comes after a chunk with its name.
     pub fn content(&self, out: &mut String, choice: usize, piece: &Piece, usage: UsageCounts) {
+        if let Some(call) = piece.call.as_ref().filter(|_| piece.first) {
+            out.push_str(&self.head);
+            let _ = write!(
+                out,
+                "{{\"index\":{choice},\"delta\":{{\"content\":null,\"tool_calls\":[{{\"id\":\"{}\",\"type\":\"function\",\"index\":0,\
+                 \"function\":{{\"name\":{}}}}}]}},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}}]",
+                call_id(&self.id, choice),
+                json!(call.name)
+            );
+            self.running_usage(out, usage);
+            out.push_str("}\n\n");
+        }
         out.push_str(&self.head);
-        let _ = match self.kind {
-            RequestKind::Chat => write!(out, "{{\"index\":{choice},\"delta\":{{\"content\":\""),
-            RequestKind::Completion => write!(out, "{{\"index\":{choice},\"text\":\""),
-        };
-        push_text(out, &piece.text);
+        let _ = write!(out, "{{\"index\":{choice},");
+        match (self.kind, &piece.call) {
+            (RequestKind::Chat, Some(_)) if piece.text.is_empty() => out.push_str("\"delta\":{"),
+            (RequestKind::Chat, Some(_)) => {
+                out.push_str("\"delta\":{\"content\":null,\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"");
+                push_text(out, &piece.text);
+                out.push_str("\"}}]");
+            }
+            (RequestKind::Chat, None) => {
+                out.push_str("\"delta\":{\"content\":\"");
+                push_text(out, &piece.text);
+                out.push('"');
+            }
+            (RequestKind::Completion, _) => {
+                out.push_str("\"text\":\"");
+                push_text(out, &piece.text);
+                out.push('"');
+            }
+        }
         let logprobs = or_null(&piece.logprobs);
         let _ = match self.kind {
-            RequestKind::Chat => write!(out, "\"}},\"logprobs\":{logprobs},"),
-            RequestKind::Completion => write!(out, "\",\"logprobs\":{logprobs},"),
+            RequestKind::Chat => write!(out, "}},\"logprobs\":{logprobs},"),
+            RequestKind::Completion => write!(out, ",\"logprobs\":{logprobs},"),
         };
         let _ = match piece.finish {
-            Some(finish) => write!(out, "\"finish_reason\":\"{}\",", finish.as_str()),
+            Some(finish) => write!(out, "\"finish_reason\":\"{}\",", piece.reason(finish)),
             None => write!(out, "\"finish_reason\":null,"),
         };
         let reason = if piece.finish.is_some() { piece.stop_reason.as_str() } else { NULL };
@@ -206,6 +251,17 @@ impl ChunkWriter {
         out.push_str("data: [DONE]\n\n");
     }
 
+    /// `tool_calls` of a complete message, with a comma before it; empty without a call.
+    fn calls(&self, choice: usize, piece: &Piece) -> String {
+        let Some(call) = &piece.call else { return String::new() };
+        format!(
+            ",\"tool_calls\":[{{\"id\":\"{}\",\"type\":\"function\",\"function\":{{\"name\":{},\"arguments\":{}}}}}]",
+            call_id(&self.id, choice),
+            json!(call.name),
+            json!(piece.text)
+        )
+    }
+
     fn running_usage(&self, out: &mut String, usage: UsageCounts) {
         if self.continuous {
             write_usage(out, usage);
@@ -233,17 +289,18 @@ impl ChunkWriter {
         );
         for (index, CompleteChoice { piece, prompt_logprobs }) in choices.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
-            let finish = piece.finish.map_or("length", Finish::as_str);
+            let finish = piece.finish.map_or("length", |finish| piece.reason(finish));
             let reason = piece.stop_reason.as_str();
             let (logprobs, ids) = (or_null(&piece.logprobs), or_null(&piece.token_ids));
             let _ = match self.kind {
                 RequestKind::Chat => {
                     let _ =
                         write!(out, "{comma}{{\"index\":{index},\"message\":{{\"role\":{},\"content\":\"", self.role);
-                    push_text(&mut out, &piece.text);
+                    let calls = self.calls(index, piece);
+                    push_text(&mut out, if calls.is_empty() { &piece.text } else { "" });
                     write!(
                         out,
-                        "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"reasoning\":\
+                        "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null{calls},\"reasoning\":\
                          null}},\"logprobs\":{logprobs},\"finish_reason\":\"{finish}\",\"stop_reason\":{reason},\
                          \"token_ids\":{ids},\"routed_experts\":null}}"
                     )

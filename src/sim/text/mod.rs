@@ -2,6 +2,7 @@
 //!
 //! The generated text is synthetic; its length, its tokens and its log probabilities have the form that vLLM gives them.
 
+pub(crate) mod instance;
 pub(crate) mod logprobs;
 pub(crate) mod planned_output;
 pub(crate) mod template;

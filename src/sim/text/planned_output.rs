@@ -4,11 +4,14 @@
 //! [`MEDIAN_TOKENS`] and shape [`SHAPE`] (as chat responses in public traces), kept within `min_tokens` and the
 //! limit. A drawn end is a `stop`, the limit a `length`; a stop string or token in the text ends the output there.
 //! The same prompt gets the same output on every server with the same seed, whatever else runs.
+//!
+//! If the request demands a shape (JSON of a schema, a call), the output is a text of that shape and an end-of-sequence token;
+//! with `ignore_eos`, or below `min_tokens`, more of these tokens follow. A limit cuts the text, as it does in vLLM.
 
 use std::sync::Arc;
 
 use crate::http::wire::Finish;
-use crate::validate::{GenerateRequest, Prompt, TextModel};
+use crate::validate::{CalledTool, GenerateRequest, Prompt, ShapedText, TextModel};
 use sluice_core::base::Rng;
 
 /// Median of drawn output lengths, tokens.
@@ -29,6 +32,14 @@ enum End {
     Text(String, usize),
 }
 
+/// A text that is given, token by token.
+#[derive(Debug)]
+struct Script {
+    ids: Vec<u32>,
+    pieces: Vec<Box<str>>,
+    call: Option<CalledTool>,
+}
+
 /// The output of one choice, before it is generated.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedOutput {
@@ -36,6 +47,8 @@ pub(crate) struct PlannedOutput {
     seed: u64,
     /// Tokens that output is limited to.
     forced: Arc<[u32]>,
+    /// The text that it has instead of words.
+    script: Option<Arc<Script>>,
     /// Tokens in all.
     pub(crate) tokens: u32,
     end: End,
@@ -49,17 +62,27 @@ impl PlannedOutput {
         let eos = texts.vocabulary.eos;
         let limit = limit.max(1);
         let forced: Vec<u32> = request.forced.clone();
-        let (tokens, end) = match () {
-            () if request.ignore_eos || request.only_echo => (limit, End::Length),
-            () if forced.contains(&eos) => ((request.min_tokens.saturating_add(1)).min(limit), End::Eos),
-            () if !forced.is_empty() => (limit, End::Length),
-            () => drawn(seed, request.min_tokens, limit),
+        let shaped = request.shape.as_ref().and_then(|shape| shape.text(seed));
+        let script = shaped.map(|ShapedText { text, call }| {
+            let (ids, pieces) = texts.vocabulary.tokens(&text);
+            Arc::new(Script { ids, pieces, call })
+        });
+        let scripted = script.as_ref().map(|script| script.ids.len() as u32).filter(|_| !request.ignore_eos);
+        let (tokens, end) = match scripted {
+            Some(tokens) => {
+                let tokens = tokens.max(request.min_tokens).saturating_add(1);
+                if tokens <= limit { (tokens, End::Eos) } else { (limit, End::Length) }
+            }
+            None if request.ignore_eos || request.only_echo => (limit, End::Length),
+            None if forced.contains(&eos) => ((request.min_tokens.saturating_add(1)).min(limit), End::Eos),
+            None if !forced.is_empty() => (limit, End::Length),
+            None => drawn(seed, request.min_tokens, limit),
         };
         let held_back = match request.include_stop {
             true => 0,
             false => request.stop.iter().map(|stop| stop.chars().count()).max().unwrap_or(0).saturating_sub(1),
         };
-        let mut output = Self { texts: Arc::clone(texts), seed, forced: forced.into(), tokens, end, held_back };
+        let mut output = Self { texts: Arc::clone(texts), seed, forced: forced.into(), script, tokens, end, held_back };
         if !request.stop.is_empty() || !request.stop_token_ids.is_empty() {
             output.end_at_stop(request);
         }
@@ -95,6 +118,9 @@ impl PlannedOutput {
 
     /// The token at a position.
     pub(crate) fn token(&self, position: u32) -> u32 {
+        if let Some(script) = &self.script {
+            return script.ids.get(position as usize).copied().unwrap_or(self.texts.vocabulary.eos);
+        }
         match (&self.end, self.forced.as_ref()) {
             (End::Eos, _) if position + 1 == self.tokens => self.texts.vocabulary.eos,
             (_, []) => self.texts.vocabulary.draw(self.seed, position),
@@ -105,6 +131,9 @@ impl PlannedOutput {
     /// The text of the token at a position.
     pub(crate) fn piece(&self, position: u32) -> std::borrow::Cow<'_, str> {
         let last = position + 1 == self.tokens;
+        if let Some(script) = &self.script {
+            return script.pieces.get(position as usize).map_or("", |piece| &**piece).into();
+        }
         match &self.end {
             End::Eos | End::Token(_) if last => "".into(),
             _ => self.texts.vocabulary.piece(self.token(position)),
@@ -119,6 +148,11 @@ impl PlannedOutput {
     /// The text of any token.
     pub(crate) fn text_of(&self, token: u32) -> std::borrow::Cow<'_, str> {
         self.texts.vocabulary.piece(token)
+    }
+
+    /// The tool that it calls; its text is the arguments then.
+    pub(crate) fn call(&self) -> Option<&CalledTool> {
+        self.script.as_ref()?.call.as_ref()
     }
 
     /// Bytes of the text that are shown when a stop string ended it.
@@ -199,6 +233,24 @@ mod tests {
                 None => assert!(!text.contains("ater")),
             }
         }
+    }
+
+    #[test]
+    fn an_output_of_a_shape_is_its_text_and_an_end() {
+        let format = r#""response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object",
+            "properties":{"n":{"type":"integer"},"word":{"enum":["h\u00e9llo","水門"]}},"required":["n","word"]}}}"#;
+        for output in outputs(&format!(r#"{{"prompt":"x","max_tokens":300,{format}}}"#)) {
+            let value: serde_json::Value = serde_json::from_str(&text(&output)).unwrap();
+            assert!(value["n"].is_i64(), "{value}");
+            assert_eq!(output.finish(), Finish::Stop);
+            assert_eq!(output.token(output.tokens - 1), output.texts.vocabulary.eos);
+        }
+        let long = &outputs(&format!(r#"{{"prompt":"x","max_tokens":64,"ignore_eos":true,{format}}}"#))[0];
+        assert_eq!((long.tokens, long.finish()), (64, Finish::Length));
+        assert!(serde_json::from_str::<serde_json::Value>(&text(long)).is_ok(), "what follows has no text");
+        let cut = &outputs(&format!(r#"{{"prompt":"x","max_tokens":3,{format}}}"#))[0];
+        assert_eq!((cut.tokens, cut.finish()), (3, Finish::Length));
+        assert!(serde_json::from_str::<serde_json::Value>(&text(cut)).is_err());
     }
 
     #[test]

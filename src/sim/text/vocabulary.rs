@@ -83,6 +83,20 @@ impl Vocabulary {
         }
     }
 
+    /// Ids of a text without special ones, and the text of each: together they are the text.
+    pub fn tokens(&self, text: &str) -> (Vec<u32>, Vec<Box<str>>) {
+        let ids = self.encode(text, false);
+        let decoded: Vec<Box<str>> = ids.iter().map(|id| self.piece(*id).into()).collect();
+        if self.is_real() && decoded.concat() == text {
+            return (ids, decoded);
+        }
+        // Ids of synthetic tokens do not say their text, and some tokenizers split characters: then each id gets as much.
+        let chars: Vec<char> = text.chars().collect();
+        let until = |at: usize| at * chars.len() / ids.len().max(1);
+        let pieces = (0..ids.len()).map(|at| chars[until(at)..until(at + 1)].iter().collect::<String>().into());
+        (ids.clone(), pieces.collect())
+    }
+
     /// The pieces of a text as the tokenizer stores them, for `token_strs`.
     pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
         let piece = |id: &u32| match &self.real {
@@ -151,6 +165,17 @@ mod tests {
         let ids = tiny().encode("The quick brown fox jumps over the lazy dog.", true);
         assert_eq!(ids, [1536, 225, 1667, 359, 1769, 82, 338, 6721, 2790, 298, 87, 5651, 297, 947, 2907, 1063, 75, 18]);
         assert_eq!(tiny().pieces(&ids[..3]), ["The", "Ġ", "quick"]);
+    }
+
+    #[test]
+    fn the_tokens_of_a_text_are_counted_as_it_is_and_make_it_up() {
+        for vocabulary in [tiny(), Vocabulary::made_up()] {
+            for text in ["", "{", r#"{"city":"Z\u00fcrich","days":3}"#, "水門 gate é"] {
+                let (ids, pieces) = vocabulary.tokens(text);
+                assert_eq!((ids.len(), pieces.concat()), (pieces.len(), text.to_owned()));
+                assert_eq!(ids, vocabulary.encode(text, false));
+            }
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::body::RequestBody;
 use super::prompt::{self, Prompt, TextModel};
 use super::pydantic::FieldReader;
 use super::request_kind::RequestKind;
+use super::shape::Shape;
 use super::{rules, sampling};
 use crate::http::error_body::ErrorBody;
 
@@ -77,6 +78,8 @@ pub struct GenerateRequest {
     pub priority: i64,
     /// Part of the prefix cache's key.
     pub cache_salt: Option<String>,
+    /// The shape that the output must have.
+    pub shape: Option<Shape>,
 }
 
 impl GenerateRequest {
@@ -141,6 +144,7 @@ impl GenerateRequest {
             stream_interval: fields.int("stream_interval").map_or(1, |every| u32::try_from(every).unwrap_or(u32::MAX)),
             priority: fields.int("priority").unwrap_or(0),
             cache_salt: fields.text("cache_salt").map(str::to_owned),
+            shape: Shape::of(fields).filter(|_| !only_echo),
             prompts,
         })
     }

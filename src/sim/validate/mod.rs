@@ -17,6 +17,7 @@ mod request_kind;
 mod rules;
 mod sampling;
 pub(super) mod schema;
+mod shape;
 #[cfg(test)]
 mod tests;
 
@@ -25,3 +26,5 @@ pub use generate_request::GenerateRequest;
 pub(crate) use generate_request::ServerLimits;
 pub use prompt::{Prompt, TextModel};
 pub use request_kind::RequestKind;
+pub(crate) use shape::ShapedText;
+pub use shape::{CalledTool, Shape};
