@@ -2,7 +2,8 @@
 //!
 //! TTFT is the wait for room on a backend (queue), the time from sending the request to its first token (engine: its own queue
 //! and the prefill), and the rest (elsewhere: reading, connecting, attempts that were repeated). A cause is the largest
-//! part; of the engine it says whether that took unusually long for the length of the prompt.
+//! part; of the engine it says how many prompts were before it there, or else whether that took unusually long for the length
+//! of the prompt. In a burst the usual time is itself that of the burst, so the prompts before it come first.
 //!
 //! Bounds: [`SLOWEST`] requests, [`REASONS`] reasons.
 
@@ -18,6 +19,9 @@ const SLOWEST: usize = 20;
 const REASONS: usize = 50;
 /// An engine that takes this many times the median of its length class was slow; below, the prompt was long.
 const UNUSUAL: f64 = 3.0;
+
+/// With as many prompts before it in the engine, these are the cause.
+const CROWD: usize = 3;
 
 /// TTFT and its parts, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -125,7 +129,26 @@ pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, 
     all.sort_by(|one, other| time(other).total_cmp(&time(one)));
     all.truncate(most);
     let usual = usual(entries);
-    all.into_iter().map(|entry| (entry, cause(entry, &usual))).collect()
+    all.into_iter().map(|entry| (entry, cause(entry, &usual, before(entry, entries)))).collect()
+}
+
+/// The prompts that the engine of `entry` had received before it and had not finished, and their tokens.
+fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
+    let times = |entry: &Entry| {
+        let (ttft, engine) = (entry.ttft?, entry.engine?);
+        Some((entry.at + (ttft - engine) / 1e3, entry.at + ttft / 1e3))
+    };
+    let Some((sent, _)) = times(entry).filter(|_| !entry.backend.is_empty()) else { return (0, 0) };
+    let earlier = entries.iter().filter(|other| {
+        other.backend == entry.backend
+            && other.pool == entry.pool
+            && times(other).is_some_and(|(began, first)| {
+                // Of those that were sent in the same instant, the ones that were served sooner.
+                let sooner = began < sent || began == sent && times(entry).is_some_and(|(_, own)| first < own);
+                sooner && first > sent
+            })
+    });
+    earlier.fold((0, 0), |(count, tokens), other| (count + 1, tokens + other.prompt))
 }
 
 /// The median time in the engine by length class, milliseconds.
@@ -135,7 +158,7 @@ fn usual(entries: &[Entry]) -> BTreeMap<&'static str, f64> {
 }
 
 /// Why a request took as long as it did.
-fn cause(entry: &Entry, usual: &BTreeMap<&'static str, f64>) -> String {
+fn cause(entry: &Entry, usual: &BTreeMap<&'static str, f64>, (before, tokens): (usize, u64)) -> String {
     let Some(parts) = Parts::of(entry) else {
         let whole = entry.e2el.unwrap_or(0.0);
         return match entry.queue > whole / 2.0 {
@@ -147,6 +170,9 @@ fn cause(entry: &Entry, usual: &BTreeMap<&'static str, f64>) -> String {
     let share = percent(time, parts.ttft);
     let usual = usual.get(entry.length()).copied().unwrap_or(0.0).max(f64::MIN_POSITIVE);
     match largest {
+        "engine" if before >= CROWD => {
+            format!("engine ({share}): {before} prompts with {tokens} tokens were before it there")
+        }
         "engine" if time >= UNUSUAL * usual => {
             format!("engine ({share}), {:.1} times the usual for this length", time / usual)
         }

@@ -131,6 +131,23 @@ fn the_sections_say_what_was_asked_what_was_slow_and_why() {
 }
 
 #[test]
+fn of_a_request_behind_a_burst_the_cause_is_what_was_before_it_in_the_engine() {
+    let burst: String = (1..=50)
+        .map(|place| {
+            let ttft = 400 * place;
+            let rest = format!(
+                r#""queue_ms":0,"backend_ttft_ms":{ttft},"ttft_ms":{ttft},"e2el_ms":{ttft},"prompt_tokens":16000,"outcome":"completed""#
+            );
+            line(30, &rest)
+        })
+        .collect();
+    let all = sections(&entries(&burst));
+    let slowest = &all.iter().find(|section| section.title == "The slowest requests").unwrap().rows;
+    assert_eq!(slowest[1][1], "engine (100 %): 49 prompts with 784000 tokens were before it there");
+    assert_eq!(slowest[2][1], "engine (100 %): 48 prompts with 768000 tokens were before it there");
+}
+
+#[test]
 fn times_are_by_minute_or_by_hour_as_the_records_need() {
     for (last, title) in [(100, "By minute"), (6_000, "By minute"), (6_060, "By 10 minutes"), (60_060, "By hour")] {
         let all = sections(&entries(&(good(0, 50) + &good(last, 50))));

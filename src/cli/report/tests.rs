@@ -71,9 +71,43 @@ fn the_configuration_says_which_engines_are_simulated() {
     let words = [&records, "--gpu", "h200", "--model", "llama-3.1-8b", "--config", config.to_str().unwrap()];
     let page = made(&words).unwrap().page;
     assert!(page.contains("1 more engine") && page.contains("and 0.0 % fail"));
+    assert!(
+        !page.contains("the gateway&#39;s limits") && !page.contains("the gateway's limits"),
+        "256 slots hold nothing back"
+    );
     std::fs::write(&config, text.replace("url =", "ulr =")).unwrap();
     let error = format!("{:#}", made(&words).err().unwrap());
     assert!(error.contains("cannot be simulated") && error.contains("ulr"), "{error}");
+}
+
+/// Ninety requests within a minute, which waited for one of three slots.
+#[test]
+fn slots_that_hold_requests_back_are_raised_before_engines_are_added() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("sluice.toml");
+    let text = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\nmodels = [\"m\"]\nslots = 3\nqueue = { timeout = \"5m\" }\n\
+                [[pool.backend]]\nname = \"gpu0\"\nurl = \"http://10.0.0.1:8000\"\n";
+    std::fs::write(&config, text).unwrap();
+    let path = folder.path().join("records.jsonl");
+    let line = |number: u32| {
+        format!(
+            "{{\"version\":1,\"time\":\"2026-01-02T03:01:{:02}Z\",\"route\":\"completions\",\"model\":\"m\",\"home\":\"all\",\
+             \"pool\":\"all\",\"backend\":\"gpu0\",\"stream\":true,\"total_ms\":9900,\"queue_ms\":9000,\"ttft_ms\":9040,\
+             \"backend_ttft_ms\":40,\"e2el_ms\":9800,\"prompt_tokens\":300,\"completion_tokens\":400,\"outcome\":\"completed\",\
+             \"slo_met\":false,\"prompt_bytes\":1200,\"prefix\":[]}}\n",
+            number / 3
+        )
+    };
+    std::fs::write(&path, (0..90).map(line).collect::<String>()).unwrap();
+    let words =
+        [path.to_str().unwrap(), "--gpu", "h200", "--model", "llama-3.1-8b", "--config", config.to_str().unwrap()];
+    let Made { page, summary } = made(&words).unwrap();
+    assert!(page.contains("all.slots=6") && page.contains("all.slots=24"), "{summary}");
+    assert!(summary.contains("all.slots="), "the limits of the gateway are advised: {summary}");
+    assert!(
+        !summary.contains("Best was \"2 more engines\"") && !summary.contains("Best was \"1 more engine\""),
+        "{summary}"
+    );
 }
 
 #[test]

@@ -1,17 +1,38 @@
 //! The settings that are tried on the worst period: those of the scenario, or what is most often worth a try.
 //!
-//! Settings that do not fit the configuration (a number of engines where there are several pools) are left out. Bounds:
-//! [`VARIANTS`] settings, permits in [`POOLS`] pools.
+//! The gateway's own limits come before flags of engines, and these before more engines: a limit costs nothing. Settings that
+//! do not fit the configuration (a number of engines where there are several pools) are left out. Bounds: [`VARIANTS`]
+//! settings, limits and permits in [`POOLS`] pools.
 
 use std::collections::BTreeMap;
 
-use crate::config::ArgValue;
+use crate::config::{ArgValue, Pool};
 use crate::lab::{Scenario, Variant};
 
 /// Settings that are tried, at most.
 const VARIANTS: usize = 12;
 /// Pools that get a permit, at most.
 const POOLS: usize = 16;
+
+/// Slots that vLLM can use by default (`max-num-seqs`): a pool with fewer holds requests back that an engine could run.
+const ENGINE_SLOTS: u32 = 256;
+/// By how much the limits of the pools are raised.
+const FACTORS: [u32; 2] = [2, 8];
+/// The most slots of a pool.
+const SLOTS_MAX: u32 = 65_536;
+
+/// The settings that raise the limits of a pool by a factor, if it has limits that could hold requests back.
+fn raised(pool: &Pool, factor: u32) -> Vec<String> {
+    let set = |key: &str, value: u64| format!("pool.{}.{key}={value}", pool.name);
+    let mut sets = Vec::new();
+    if pool.slots < ENGINE_SLOTS {
+        sets.push(set("slots", u64::from(pool.slots.saturating_mul(factor).min(SLOTS_MAX))));
+    }
+    for (key, limit) in [("tokens", pool.tokens), ("prefill_tokens", pool.prefill_tokens)] {
+        sets.extend(limit.map(|limit| set(key, limit.0.saturating_mul(u64::from(factor)))));
+    }
+    sets
+}
 
 /// The variants of the file, or as it was and others. The first is what was.
 pub(super) fn variants(scenario: &Scenario) -> Vec<Variant> {
@@ -26,11 +47,22 @@ pub(super) fn variants(scenario: &Scenario) -> Vec<Variant> {
     let pools = lab.config.pools.iter().take(POOLS);
     let permits = pools.map(|pool| format!("pool.{}.long_prefix={{threshold=\"5k\",slots=1}}", pool.name));
     let permits = permits.filter(|set| fits(&Variant { set: vec![set.clone()], ..Variant::default() }));
-    let mut all = vec![Variant {
+    let mut all: Vec<Variant> = Vec::new();
+    for factor in FACTORS {
+        let set: Vec<String> = lab.config.pools.iter().take(POOLS).flat_map(|pool| raised(pool, factor)).collect();
+        let shown = set.iter().map(|set| set.trim_start_matches("pool.")).collect::<Vec<_>>().join(", ");
+        let name = if set.len() <= 2 {
+            format!("the gateway's limits: {shown}")
+        } else {
+            format!("{factor} times the gateway's limits")
+        };
+        all.push(Variant { name, set, ..Variant::default() });
+    }
+    all.push(Variant {
         name: "one prefill permit for prompts over 5k".to_owned(),
         set: permits.collect(),
         ..Variant::default()
-    }];
+    });
     all.retain(|variant| !variant.set.is_empty());
     for (name, value) in
         [("long-prefill-token-threshold", 256), ("max-num-batched-tokens", 8_192), ("max-num-seqs", 512)]
