@@ -33,10 +33,11 @@ pub enum BenchError {
     #[error("there is no target; give at least one url such as http://127.0.0.1:8080")]
     NoTarget,
     /// An address that cannot be used.
-    #[error(
-        "'{0}' is not an address to send to; write it like http://127.0.0.1:8080 (https is not supported: send to the server itself, or to the proxy behind the TLS endpoint)"
-    )]
+    #[error("'{0}' is not an address to send to; write it like http://127.0.0.1:8080 or https://gpu0.example.com")]
     BadUrl(String),
+    /// TLS cannot be used.
+    #[error("https cannot be used: {0}; name a file with CA certificates in SSL_CERT_FILE, or give --insecure")]
+    Tls(String),
     /// A path that cannot be used.
     #[error("'{0}' is not a path; write it like /v1/completions")]
     BadPath(String),

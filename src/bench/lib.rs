@@ -17,8 +17,8 @@
 //! Definitions are those of `vllm bench serve`, with two exceptions: a response stream with an error in it, and one that
 //! is cut off, count as failures.
 //!
-//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same due times. TLS and
-//! HTTP/2 are not supported.
+//! All randomness follows from one seed: two runs of the same plan send the same bytes at the same due times. HTTP/2 is not
+//! supported.
 
 pub mod error;
 mod seed;
@@ -34,12 +34,14 @@ pub use client::failure::RequestFailure;
 pub use client::load_client::{LoadClient, Timing};
 #[cfg(any(test, feature = "testing"))]
 pub use client::mock;
+pub use client::tls::Trust;
 pub use error::BenchError;
 pub use load::adapters::{AdapterChoice, Adapters};
 pub use load::arrival::{Arrival, Extent, MAX_SECONDS};
 pub use load::body::{Api, BodyFields, PromptTokens};
 pub use load::length::Length;
 pub use load::session::Sessions;
+pub use load::text::ExactText;
 pub use load::workload::{Class, Prefix, PrefixKind, RequestSource, Workload};
 pub use result::metrics::{Distribution, Metrics};
 pub use result::record::{Outcome, Record, RunConfig, RunResult, Slo};

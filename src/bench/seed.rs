@@ -31,6 +31,7 @@ pub(crate) enum Purpose {
     Session = 8,
     Think = 9,
     Shuffle = 10,
+    User = 11,
 }
 
 /// The generator for `purpose` and request (or other item) number `ordinal`.

@@ -81,7 +81,7 @@ impl LabClient {
             record.outcome = Outcome::Failed(RequestFailure::Timeout.to_string().into());
         } else if complete && !self.left {
             record.outcome = Outcome::Completed;
-            record.output_tokens = u64::from(output_tokens);
+            record.output_tokens = Some(u64::from(output_tokens));
             (record.ttft, record.latency) = (since(self.first), since(self.last));
             record.itls = self.gaps;
         } else if self.left {

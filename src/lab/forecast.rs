@@ -139,6 +139,7 @@ fn replay(lab: &Lab, requests: &[RecentRequest]) -> Option<Lab> {
         source: RequestSource::Items(Arc::new(items)),
         adapters: Adapters { names, choice: sluice_bench::AdapterChoice::Named },
         tokens: PromptTokens::Ids(1_000..8_000),
+        users: 0,
         fields: BodyFields { ignore_eos: true, ..BodyFields::default() },
         leaving: 0.0,
         seed: 0,

@@ -72,7 +72,7 @@ fn least_work_keeps_short_requests_away_from_long_prefills_and_round_robin_does_
         );
         assert!(run.result.requests.iter().all(sluice_bench::Record::is_completed));
         assert_eq!(run.result.requests.len() as u64, run.engines.iter().map(|engine| engine.requests).sum::<u64>());
-        let tokens: u64 = run.result.requests.iter().map(|record| record.output_tokens).sum();
+        let tokens: u64 = run.result.requests.iter().filter_map(|record| record.output_tokens).sum();
         let gaps: usize = run.result.requests.iter().map(|record| record.itls.len() + 1).sum();
         assert_eq!(tokens, gaps as u64, "a client sees each token as an event");
     }
@@ -186,7 +186,7 @@ fn the_speed() {
         let run = run(&lab, 1).unwrap();
         let took = begun.elapsed().as_secs_f64();
         let steps: u64 = run.engines.iter().map(|engine| engine.steps).sum();
-        let tokens: u64 = run.result.requests.iter().map(|record| record.output_tokens).sum();
+        let tokens: u64 = run.result.requests.iter().filter_map(|record| record.output_tokens).sum();
         println!(
             "{name}: {:.0} s in {took:.2} s, {:.0} x; {} requests, {steps} steps, {tokens} tokens",
             run.result.duration,

@@ -56,6 +56,7 @@ impl TrafficDefaults<'_> {
             api,
             source: requests,
             adapters: adapters(table, named)?,
+            users: 0,
             tokens: if words { PromptTokens::Words } else { PromptTokens::Ids(1_000..8_000) },
             fields: BodyFields { ignore_eos: true, ..BodyFields::default() },
             leaving: table.leave,

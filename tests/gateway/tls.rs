@@ -270,3 +270,30 @@ async fn a_reload_that_changes_the_trusted_ca_uses_no_connection_made_with_the_o
     eventually("it is used again", async || gateway.request(chat(CHAT)).await.status() == 200).await;
     gateway.settled().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_measures_an_https_server_that_it_trusts_or_takes_as_it_is() {
+    let (files, sim) = (Files::new(), crate::health::sim().await);
+    let own = files.server();
+    let sets: Vec<&str> = own.iter().map(String::as_str).collect();
+    let gateway = TestGateway::over(&[format!("http://{}", sim.addr())], &sets).await;
+    let url = format!("https://{}", gateway.address());
+    let bench = async |ca: &str, more: &[&str]| {
+        let flags = ["bench", "--base-url", &url, "--num-prompts", "3", "--random-input-len", "5", "--disable-tqdm"];
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(flags).args(["--random-output-len", "2"]).args(more).env("SSL_CERT_FILE", ca);
+        let output = command.env_remove("SSL_CERT_DIR").output().await.expect("it runs");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (known, other) = (files.path("ca.pem"), files.path("other.pem"));
+    std::fs::write(&other, Authority::new().pem).unwrap();
+    let (code, out, err) = bench(known.to_str().unwrap(), &[]).await;
+    assert!(code == Some(0) && out.contains("Successful requests:                     3"), "{out}{err}");
+    let (code, out, err) = bench(other.to_str().unwrap(), &[]).await;
+    assert!(code == Some(1) && err.contains("the TLS handshake with") && err.contains("--insecure"), "{out}{err}");
+    let (code, out, err) = bench(other.to_str().unwrap(), &["--insecure"]).await;
+    assert!(code == Some(0) && out.contains("Successful requests:                     3"), "{out}{err}");
+    gateway.settled().await;
+    sim.kill().await;
+}

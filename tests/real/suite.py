@@ -13,6 +13,7 @@ import hashlib
 import json
 import pathlib
 import re
+import subprocess
 import sys
 import time
 import traceback
@@ -21,7 +22,7 @@ import clients
 import forms
 import raw_requests
 from engine import START_SECONDS, Failed, Vllm, get, samples, until
-from gateway import SETTLE_SECONDS, Echo, Gateway, certificate, model, pool
+from gateway import SETTLE_SECONDS, Echo, Gateway, binary, certificate, model, pool
 from wire import Call, call, post
 
 # A prompt estimated over this goes to the long pool. The short server could take four times as much.
@@ -668,6 +669,24 @@ def an_engine_that_returns_is_used_again(rig):
     until("long prompts go home again", home, 30, 0.5)
 
 
+def text_prompts_of_bench_have_the_tokens_asked_for(rig):
+    """Asked and counted tokens within 0.5 %, directly and through the gateway, for both APIs."""
+    lengths = {"short": 200, "long": 1500}
+    classes = [flag for name, tokens in lengths.items() for flag in ("--class", f"{name}:in={tokens},out=4")]
+    for url in (rig.short.url, rig.gate.url):
+        for api in (["--backend", "openai-chat"], ["--prompt-text"]):
+            file = rig.folder / "lengths.json"
+            command = [binary(), "bench", "--base-url", url, "--model", "tiny", *api, *classes, "--num-prompts", "24",
+                       "--max-concurrency", "4", "--tokenizer", rig.root / "tiny", "--disable-tqdm", "--result-filename", file]
+            subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL, cwd=rig.folder)
+            result = json.loads(file.read_text())
+            for name, tokens in lengths.items():
+                got = result["sluice"]["summary"]["by_class"][name]
+                check(got["asked_input_tokens"] == tokens * got["completed"] > 0, f"not asked as said: {clip(got)}")
+                difference = got["total_input_tokens"] / got["asked_input_tokens"] - 1
+                check(abs(difference) <= 0.005, f"{url} {api} {name}: {difference:+.2%} of the tokens asked for")
+
+
 TESTS = [
     chat_streams_are_equal_from_the_first_one_on,
     every_first_stream_of_several_choices_is_equal,
@@ -694,6 +713,7 @@ TESTS = [
     a_client_that_leaves_before_the_first_token_is_aborted,
     a_client_that_leaves_a_plain_response_is_aborted,
     a_client_that_leaves_the_queue_never_reaches_the_engine,
+    text_prompts_of_bench_have_the_tokens_asked_for,
     the_official_client_works,
     the_official_client_works_over_tls_and_http2,
     the_official_async_client_works,

@@ -3,9 +3,10 @@
 //! The gateway meters streams with `openai::sse` and `meter`. This parser shares no code with them, so that a mistake there
 //! shows in the results.
 //!
-//! Framing: lines end with LF or CRLF. A line `data: <JSON>` is one message, and `data: [DONE]` ends the stream. Comments (`:`),
-//! `event:` lines and blank lines are ignored. vLLM writes each message on one line, so a line is parsed as soon as it is
-//! complete, without waiting for the blank line after it.
+//! Framing: lines end with LF or CRLF, and a byte order mark may stand before the first. A line `data: <JSON>` is one message,
+//! and `data: [DONE]` ends the stream. JSON that is spread over several data lines is joined, as SSE specifies. Comments (`:`)
+//! and other fields are ignored, except that data without choices after `event: error` is an error. vLLM writes each message
+//! on one line, so a line is parsed as soon as it is complete, without waiting for the blank line after it.
 //!
 //! These messages are *token events*, as in `vllm bench serve`:
 //!
@@ -13,9 +14,13 @@
 //! - chat: the delta of a choice has non-empty content, reasoning, tool calls or function call, or it has empty content and no
 //!   role. So the first chunk, which has the role, is not a token event.
 //!
+//! As there, a field that is `null` is a field that is absent, wherever it stands, and usage is read wherever it stands.
+//!
 //! A message with a top-level `error` is a failure whatever the HTTP status was. So is a response that the server aborted
 //! (`finish_reason` is `abort`, which vLLM sends when it shuts down); `vllm bench serve` counts that as a success. Bounds: at
-//! most [`MAX_LINE`] bytes of an unfinished line are kept.
+//! most [`MAX_LINE`] bytes of an unfinished message are kept, and texts of [`MAX_CHOICES`] choices.
+
+use std::borrow::Cow;
 
 use memchr::memchr;
 use serde::Deserialize;
@@ -23,11 +28,14 @@ use serde_json::value::RawValue;
 
 use crate::load::body::Api;
 
-/// The longest incomplete line that is kept, bytes: far longer than any event of a generation.
+/// The longest incomplete message that is kept, bytes: far longer than any event of a generation.
 pub const MAX_LINE: usize = 1 << 20;
 
 /// Bytes of a response's text after which no more of it is kept: about a million tokens.
 pub const MAX_TEXT: usize = 4 << 20;
+
+/// Choices of a response that are distinguished; those with a higher index count as the last of these.
+pub const MAX_CHOICES: usize = 64;
 
 /// The content of one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,34 +44,47 @@ pub struct Message {
     pub token: bool,
     /// It carried usage: prompt and completion tokens so far.
     pub usage: Option<Usage>,
+    /// It carried usage and no choice: nothing but `[DONE]` comes after it.
+    pub summary: bool,
     /// It was an error.
     pub error: Option<StreamError>,
     /// It was the end of the stream.
     pub done: bool,
     /// The server aborted the response (`finish_reason` is `abort`).
     pub aborted: bool,
+    /// The choices that it mentioned, and those with a finish reason: one bit for each index.
+    pub choices: u64,
+    /// See `choices`.
+    pub finished: u64,
 }
 
-/// Token counts as the server reports them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// Token counts as the server reports them. A count that is missing, `null` or not a number is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
-    #[serde(default)]
-    pub prompt_tokens: u64,
+    pub prompt_tokens: Option<u64>,
     /// Tokens generated so far.
-    #[serde(default)]
-    pub completion_tokens: u64,
-    /// Tokens of the prompt that were found in the prefix cache, if the server reports it.
-    #[serde(default, rename = "prompt_tokens_details", deserialize_with = "cached_tokens")]
+    pub completion_tokens: Option<u64>,
+    /// Tokens of the prompt that were found in the prefix cache.
     pub cached_tokens: Option<u64>,
 }
 
-fn cached_tokens<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    #[derive(Deserialize)]
-    struct Details {
-        cached_tokens: Option<u64>,
+impl Usage {
+    /// `None` for `null` and for anything but an object.
+    fn read(raw: &RawValue) -> Option<Self> {
+        let usage: serde_json::Map<String, serde_json::Value> = serde_json::from_str(raw.get()).ok()?;
+        // Some servers write counts as floats.
+        let count = |value: Option<&serde_json::Value>| {
+            let value = value?;
+            value.as_u64().or_else(|| value.as_f64().filter(|count| *count >= 0.0).map(|count| count as u64))
+        };
+        let details = usage.get("prompt_tokens_details");
+        Some(Self {
+            prompt_tokens: count(usage.get("prompt_tokens")),
+            completion_tokens: count(usage.get("completion_tokens")),
+            cached_tokens: count(details.and_then(|details| details.get("cached_tokens"))),
+        })
     }
-    Ok(Option::<Details>::deserialize(from)?.and_then(|details| details.cached_tokens))
 }
 
 /// An error object inside a stream.
@@ -79,8 +100,8 @@ pub enum EventError {
     /// A data line that is not the JSON of this API.
     #[error("a data line is not a JSON object of this API")]
     NotJson,
-    /// A line longer than [`MAX_LINE`].
-    #[error("a line is longer than {MAX_LINE} bytes")]
+    /// A message longer than [`MAX_LINE`].
+    #[error("a message is longer than {MAX_LINE} bytes")]
     TooLong,
 }
 
@@ -89,25 +110,53 @@ pub enum EventError {
 pub struct EventReader {
     api: Api,
     unfinished: Vec<u8>,
-    /// The text so far, if it is to be kept.
-    text: Option<String>,
+    event: Event,
+    /// The text of each choice so far, if it is to be kept.
+    texts: Option<Vec<ChoiceText>>,
+}
+
+/// The event that the lines since the last blank one belong to.
+#[derive(Debug, Default)]
+struct Event {
+    /// Lines were read before this one.
+    begun: bool,
+    /// A data line was read, in this event or an earlier one.
+    any_data: bool,
+    /// The event is named `error`.
+    error: bool,
+    /// Data lines that are not JSON by themselves.
+    partial: Vec<u8>,
+}
+
+/// What one choice said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChoiceText {
+    /// Its text, without reasoning and calls.
+    pub text: String,
+    /// Reasoning, and the names and arguments of calls: tokens, too.
+    pub other: String,
 }
 
 impl EventReader {
     /// A reader for one response stream.
     pub fn new(api: Api) -> Self {
-        Self { api, unfinished: Vec::new(), text: None }
+        Self { api, unfinished: Vec::new(), event: Event::default(), texts: None }
     }
 
-    /// Makes the reader keep the text of the first choice.
+    /// Makes the reader keep the texts of the choices.
     #[must_use]
     pub fn keeping_text(self) -> Self {
-        Self { text: Some(String::new()), ..self }
+        Self { texts: Some(Vec::new()), ..self }
     }
 
-    /// The text; `None` if it was not kept.
-    pub fn into_text(self) -> Option<String> {
-        self.text
+    /// The texts of the choices; `None` if they were not kept.
+    pub fn into_texts(self) -> Option<Vec<ChoiceText>> {
+        self.texts
+    }
+
+    /// Whether a data line was read.
+    pub fn any_data(&self) -> bool {
+        self.event.any_data
     }
 
     /// Reads the next piece and calls `each` for each message that it completes, in order.
@@ -117,10 +166,10 @@ impl EventReader {
     pub fn feed(&mut self, mut piece: &[u8], mut each: impl FnMut(Message)) -> Result<(), EventError> {
         while let Some(end) = memchr(b'\n', piece) {
             let message = if self.unfinished.is_empty() {
-                read_line(self.api, &piece[..end], self.text.as_mut())?
+                self.event.line(self.api, &piece[..end], self.texts.as_mut())?
             } else {
                 self.keep(&piece[..end])?;
-                let message = read_line(self.api, &self.unfinished, self.text.as_mut());
+                let message = self.event.line(self.api, &self.unfinished, self.texts.as_mut());
                 self.unfinished.clear();
                 message?
             };
@@ -132,6 +181,14 @@ impl EventReader {
         self.keep(piece)
     }
 
+    /// Reads the end of the stream: a last line without its end counts, as in `vllm bench serve`.
+    ///
+    /// # Errors
+    /// The last message is not complete.
+    pub fn finish(&mut self, each: impl FnMut(Message)) -> Result<(), EventError> {
+        self.feed(b"\n\n", each)
+    }
+
     fn keep(&mut self, piece: &[u8]) -> Result<(), EventError> {
         if self.unfinished.len() + piece.len() > MAX_LINE {
             return Err(EventError::TooLong);
@@ -141,30 +198,82 @@ impl EventReader {
     }
 }
 
-fn read_line(api: Api, line: &[u8], text: Option<&mut String>) -> Result<Option<Message>, EventError> {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let Some(value) = line.strip_prefix(b"data:") else { return Ok(None) };
-    let value = value.strip_prefix(b" ").unwrap_or(value);
-    if value == b"[DONE]" {
-        return Ok(Some(Message { done: true, ..Message::default() }));
-    }
-    let chunk: Chunk<'_> = serde_json::from_slice(value).map_err(|_| EventError::NotJson)?;
-    let token = match api {
-        Api::Completions => !chunk.choices.is_empty(),
-        Api::Chat => chunk.choices.iter().any(|choice| choice.delta.as_ref().is_some_and(Delta::is_token)),
-    };
-    if let Some(text) = text {
-        let said = chunk.choices.first().and_then(|choice| choice.text.or_else(|| choice.delta.as_ref()?.content));
-        let said = said.and_then(|said| serde_json::from_str::<String>(said.get()).ok()).unwrap_or_default();
-        if text.len() < MAX_TEXT {
-            text.push_str(&said);
+impl Event {
+    fn line(
+        &mut self,
+        api: Api,
+        line: &[u8],
+        texts: Option<&mut Vec<ChoiceText>>,
+    ) -> Result<Option<Message>, EventError> {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let line = if self.begun { line } else { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) };
+        self.begun = true;
+        if line.is_empty() {
+            self.error = false;
+            return if self.partial.is_empty() { Ok(None) } else { Err(EventError::NotJson) };
+        }
+        if let Some(name) = line.strip_prefix(b"event:") {
+            self.error = name.trim_ascii() == b"error";
+        }
+        let Some(value) = line.strip_prefix(b"data:") else { return Ok(None) };
+        let value = value.trim_ascii();
+        self.any_data = true;
+        if value == b"[DONE]" {
+            return Ok(Some(Message { done: true, ..Message::default() }));
+        }
+        if value.is_empty() {
+            return Ok(None);
+        }
+        let value: Cow<'_, [u8]> = if self.partial.is_empty() {
+            value.into()
+        } else {
+            self.partial.push(b'\n');
+            self.partial.extend_from_slice(value);
+            std::mem::take(&mut self.partial).into()
+        };
+        match read_message(api, &value, self.error, texts) {
+            Some(message) => Ok(Some(message)),
+            // What is not the beginning of an object can never become one.
+            None if value[0] != b'{' => Err(EventError::NotJson),
+            None if value.len() > MAX_LINE => Err(EventError::TooLong),
+            None => {
+                self.partial = value.into_owned();
+                Ok(None)
+            }
         }
     }
-    let aborted = chunk.choices.iter().any(|choice| choice.finish_reason.is_some_and(|why| why.get() == "\"abort\""));
-    Ok(Some(Message { token, usage: chunk.usage, error: chunk.error.map(stream_error), done: false, aborted }))
 }
 
-/// `error` is an object in every version of vLLM; anything else still means that it failed.
+/// The message of a JSON object; `None` when it is not one, or not yet.
+fn read_message(api: Api, value: &[u8], error: bool, texts: Option<&mut Vec<ChoiceText>>) -> Option<Message> {
+    let chunk: Chunk<'_> = serde_json::from_slice(value).ok()?;
+    let choices = chunk.choices.as_deref().unwrap_or_default();
+    let delta = |choice: &Choice<'_>| choice.delta.as_ref().is_some_and(Delta::is_token);
+    let mut message = Message {
+        token: match api {
+            Api::Completions => !choices.is_empty(),
+            Api::Chat => choices.iter().any(delta),
+        },
+        usage: chunk.usage.and_then(Usage::read),
+        ..Message::default()
+    };
+    message.summary = message.usage.is_some() && choices.is_empty();
+    for choice in choices {
+        let bit = 1 << choice.at();
+        message.choices |= bit;
+        let Some(reason) = choice.finish_reason.filter(|reason| reason.get() != "null") else { continue };
+        message.finished |= bit;
+        message.aborted |= reason.get() == "\"abort\"";
+    }
+    let failed = error && choices.is_empty() && message.usage.is_none();
+    message.error = chunk.error.map(stream_error).or(failed.then_some(StreamError { code: None }));
+    if let Some(texts) = texts {
+        choices.iter().for_each(|choice| choice.say(texts));
+    }
+    Some(message)
+}
+
+/// `error` is an object in every version of vLLM; anything else but `null` still means that it failed.
 fn stream_error(raw: &RawValue) -> StreamError {
     #[derive(Deserialize)]
     struct Coded {
@@ -175,15 +284,18 @@ fn stream_error(raw: &RawValue) -> StreamError {
 
 #[derive(Deserialize)]
 struct Chunk<'a> {
-    #[serde(borrow, default)]
-    choices: Vec<Choice<'a>>,
-    usage: Option<Usage>,
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct Choice<'a> {
+    #[serde(borrow)]
+    index: Option<&'a RawValue>,
     #[serde(borrow)]
     text: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -213,6 +325,40 @@ fn present<'de: 'a, 'a, D: serde::Deserializer<'de>>(from: D) -> Result<Option<&
     <&RawValue>::deserialize(from).map(Some)
 }
 
+impl Choice<'_> {
+    fn at(&self) -> usize {
+        self.index.and_then(|index| index.get().parse::<usize>().ok()).unwrap_or(0).min(MAX_CHOICES - 1)
+    }
+
+    /// Adds what it says to the text of its choice.
+    fn say(&self, texts: &mut Vec<ChoiceText>) {
+        let at = self.at();
+        if texts.len() <= at {
+            texts.resize(at + 1, ChoiceText::default());
+        }
+        let string = |raw: Option<&RawValue>| serde_json::from_str::<String>(raw?.get()).ok();
+        let push = |to: &mut String, said: Option<String>| {
+            if let Some(said) = said.filter(|_| to.len() < MAX_TEXT) {
+                to.push_str(&said);
+            }
+        };
+        let ChoiceText { text, other } = &mut texts[at];
+        push(text, string(self.text));
+        let Some(delta) = &self.delta else { return };
+        push(text, string(delta.content));
+        // Servers that know both names send the same text under both.
+        push(other, string(delta.reasoning).or_else(|| string(delta.reasoning_content)));
+        let called = |raw: Option<&RawValue>| serde_json::from_str::<serde_json::Value>(raw?.get()).ok();
+        let calls = called(delta.tool_calls).and_then(|calls| calls.as_array().cloned()).unwrap_or_default();
+        let calls = calls.into_iter().map(|mut call| call["function"].take()).chain(called(delta.function_call));
+        for function in calls {
+            for part in ["name", "arguments"] {
+                push(other, function[part].as_str().map(str::to_owned));
+            }
+        }
+    }
+}
+
 impl Delta<'_> {
     fn is_token(&self) -> bool {
         let fields = [self.content, self.reasoning, self.reasoning_content, self.tool_calls, self.function_call];
@@ -227,113 +373,4 @@ fn is_empty(value: &RawValue) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn read_all(api: Api, pieces: &[&[u8]]) -> Result<Vec<Message>, EventError> {
-        let mut reader = EventReader::new(api);
-        let mut messages = Vec::new();
-        for piece in pieces {
-            reader.feed(piece, |message| messages.push(message))?;
-        }
-        Ok(messages)
-    }
-
-    const TOKEN: Message = Message { token: true, usage: None, error: None, done: false, aborted: false };
-    const NOTHING: Message = Message { token: false, usage: None, error: None, done: false, aborted: false };
-    const DONE: Message = Message { token: false, usage: None, error: None, done: true, aborted: false };
-
-    const COMPLETION: &[u8] = b": keep-alive\n\n\
-        data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":null}]}\n\n\
-        data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"text\":\" a\",\"finish_reason\":\"length\"}]}\r\n\r\n\
-        data: {\"id\":\"c\",\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}\n\n\
-        data: [DONE]\n\n";
-
-    fn completion_messages() -> Vec<Message> {
-        let usage =
-            Message { usage: Some(Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: None }), ..NOTHING };
-        vec![TOKEN, TOKEN, usage, DONE]
-    }
-
-    #[test]
-    fn a_completion_event_is_any_chunk_with_choices() {
-        assert_eq!(read_all(Api::Completions, &[COMPLETION]), Ok(completion_messages()));
-    }
-
-    #[test]
-    fn a_chat_event_has_content_reasoning_or_calls_and_the_role_chunk_is_none() {
-        let of = |delta: &str| {
-            let line = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta},\"finish_reason\":null}}]}}\n\n");
-            read_all(Api::Chat, &[line.as_bytes()]).unwrap()[0]
-        };
-        assert_eq!(of(r#"{"role":"assistant","content":""}"#), NOTHING);
-        assert_eq!(of(r#"{"content":null}"#), NOTHING);
-        assert_eq!(of(r#"{"content":""}"#), TOKEN);
-        assert_eq!(of(r#"{"content":"a\"b"}"#), TOKEN);
-        assert_eq!(of(r#"{"reasoning":"hm"}"#), TOKEN);
-        assert_eq!(of(r#"{"tool_calls":[{"index":0}]}"#), TOKEN);
-        assert_eq!(of(r#"{"reasoning":"","content":null}"#), NOTHING);
-        assert_eq!(of(r#"{"role":"assistant","content":"x"}"#), TOKEN);
-        assert_eq!(of(r#"{"role":null,"content":""}"#), NOTHING);
-        assert_eq!(of(r#"{"tool_calls":[]}"#), NOTHING);
-    }
-
-    #[test]
-    fn the_text_is_kept_on_request() {
-        let text = |api, stream: &[u8]| {
-            let mut reader = EventReader::new(api).keeping_text();
-            reader.feed(stream, |_| {}).unwrap();
-            reader.into_text().unwrap()
-        };
-        assert_eq!(text(Api::Completions, COMPLETION), " a");
-        let chat = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\\n\"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n";
-        assert_eq!(text(Api::Chat, chat), "a\nb");
-    }
-
-    #[test]
-    fn cached_tokens_are_read_if_reported() {
-        let line = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":8}}}\n\n";
-        assert_eq!(read_all(Api::Chat, &[line]).unwrap()[0].usage.unwrap().cached_tokens, Some(8));
-        let null = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1,\"prompt_tokens_details\":null}}\n\n";
-        assert_eq!(read_all(Api::Chat, &[null]).unwrap()[0].usage.unwrap().cached_tokens, None);
-    }
-
-    #[test]
-    fn an_aborted_response_is_reported() {
-        let line = b"data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\n";
-        assert!(read_all(Api::Completions, &[line]).unwrap()[0].aborted);
-    }
-
-    #[test]
-    fn an_error_object_is_seen_with_and_without_a_numeric_code() {
-        let with = b"event: error\ndata: {\"error\":{\"message\":\"busy\",\"code\":503}}\n\n";
-        let error = Message { error: Some(StreamError { code: Some(503) }), ..NOTHING };
-        assert_eq!(read_all(Api::Chat, &[with]), Ok(vec![error]));
-        let without = b"data: {\"error\":{\"message\":\"busy\",\"code\":\"upstream_broke\"}}\n\n";
-        let error = Message { error: Some(StreamError { code: None }), ..NOTHING };
-        assert_eq!(read_all(Api::Chat, &[without]), Ok(vec![error]));
-    }
-
-    #[test]
-    fn garbage_and_endless_lines_are_errors() {
-        assert_eq!(read_all(Api::Chat, &[b"data: <html>\n"]), Err(EventError::NotJson));
-        let half = vec![b'x'; MAX_LINE / 2 + 1];
-        assert_eq!(read_all(Api::Chat, &[&half, &half]), Err(EventError::TooLong));
-    }
-
-    proptest! {
-        #[test]
-        fn any_split_gives_the_same_messages(mut cuts in proptest::collection::vec(0..COMPLETION.len(), 0..12)) {
-            cuts.sort_unstable();
-            let mut pieces = Vec::new();
-            let mut from = 0;
-            for cut in cuts {
-                pieces.push(&COMPLETION[from..cut]);
-                from = cut;
-            }
-            pieces.push(&COMPLETION[from..]);
-            prop_assert_eq!(read_all(Api::Completions, &pieces), Ok(completion_messages()));
-        }
-    }
-}
+mod tests;

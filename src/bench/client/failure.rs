@@ -10,6 +10,8 @@ use std::fmt;
 pub enum RequestFailure {
     /// No connection could be made.
     Connect,
+    /// The TLS handshake failed: the certificate is not trusted, or the server speaks no TLS.
+    Tls,
     /// The connection broke before the response began.
     NoResponse,
     /// A status other than 200.
@@ -18,7 +20,7 @@ pub enum RequestFailure {
     InStream(Option<u16>),
     /// The server aborted the request: `finish_reason` is `abort`.
     Aborted,
-    /// The stream ended before `[DONE]`.
+    /// The stream ended without `[DONE]`, a finish reason or usage.
     Truncated,
     /// The stream ended properly without a single token event.
     Empty,
@@ -36,6 +38,7 @@ impl fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect => f.write_str("no connection"),
+            Self::Tls => f.write_str("TLS handshake failed"),
             Self::NoResponse => f.write_str("connection broke before the answer"),
             Self::Status(status) => write!(f, "status {status}"),
             Self::InStream(Some(code)) => write!(f, "error {code} in the stream"),

@@ -5,7 +5,7 @@
 //! client that leaves on purpose closes its connection, which is how vLLM notices it.
 //!
 //! Several targets are used in turn. The routing headers of the gateway are kept beside the timing. It speaks HTTP/1.1
-//! with keep-alive, without TLS; one request is sent once, except after a dead idle connection (`target`).
+//! with keep-alive; one request is sent once, except after a dead idle connection (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -26,6 +26,7 @@ use crate::client::failure::RequestFailure;
 pub use crate::client::stream::Timing;
 use crate::client::stream::read_stream;
 use crate::client::target::{HttpConnection, Target};
+use crate::client::tls::{TlsSettings, Trust};
 use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
@@ -67,21 +68,31 @@ pub struct LoadClient {
     turn: AtomicUsize,
     headers: HeaderMap,
     limit: Duration,
+    tls: TlsSettings,
     /// The first error message of each status.
     reasons: Mutex<BTreeMap<u16, String>>,
     names: Mutex<BTreeMap<String, Arc<str>>>,
 }
 
 impl LoadClient {
-    /// A client for the servers at `urls` (`http://host:port`, with an optional path prefix). A request times out after `limit`.
+    /// A client for the servers at `urls` (`http://host:port` or `https://host`, with an optional path prefix). A request times out after `limit`.
     ///
     /// # Errors
     /// No url, or one that cannot be used.
     pub fn new(urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
+        Self::trusting(Trust::System, urls, api, limit)
+    }
+
+    /// The same, with a choice of the servers that are trusted at https addresses.
+    ///
+    /// # Errors
+    /// No url, or one that cannot be used; this machine has no CA certificates.
+    pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
+        let tls = TlsSettings::new(trust);
         if urls.is_empty() {
             return Err(BenchError::NoTarget);
         }
-        let targets = urls.iter().map(|url| Target::new(url)).collect::<Result<_, _>>()?;
+        let targets = urls.iter().map(|url| Target::new(url, &tls)).collect::<Result<_, _>>()?;
         Ok(Self {
             api,
             path: api.path().to_owned(),
@@ -89,6 +100,7 @@ impl LoadClient {
             turn: AtomicUsize::new(0),
             headers: HeaderMap::new(),
             limit,
+            tls,
             reasons: Mutex::default(),
             names: Mutex::default(),
         })
@@ -99,7 +111,7 @@ impl LoadClient {
     /// # Errors
     /// No url, or one that cannot be used.
     pub fn to(&self, urls: &[String]) -> Result<Self, BenchError> {
-        Ok(Self::new(urls, self.api, self.limit)?.with_headers(self.headers.clone()))
+        Ok(Self::trusting(self.tls.trust, urls, self.api, self.limit)?.with_headers(self.headers.clone()))
     }
 
     /// Adds `headers` (an API key, for example) to every request.
@@ -125,6 +137,11 @@ impl LoadClient {
     /// Path of the requests.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// The TLS settings of https addresses.
+    pub(crate) fn tls(&self) -> &TlsSettings {
+        &self.tls
     }
 
     /// The headers of every request.

@@ -1,8 +1,11 @@
 //! Reads one response stream and measures it.
 //!
-//! All events in one read from the network share the time of that read. A response is complete when it had at least one
-//! token event, no error message, and `[DONE]` at its end. Everything else is a [`RequestFailure`] without a timing, because
-//! fast refusals would improve percentiles. Bounds: [`MAX_EVENTS`] token events.
+//! All events in one read from the network share the time of that read. A response is complete when its body ended properly,
+//! it had at least one token event and no error message, and it said that it was complete: by `[DONE]`, by a finish reason for
+//! every choice, or by usage without choices, which comes last. Everything else is a [`RequestFailure`] without a timing,
+//! because fast refusals would improve percentiles. `vllm bench serve` also counts a body that just ends.
+//!
+//! Chunks are never counted as tokens: a server may put several tokens into one. Bounds: [`MAX_EVENTS`] token events.
 
 use std::time::Duration;
 
@@ -10,7 +13,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::client::events::{EventReader, Message, StreamError};
+use crate::client::events::{ChoiceText, EventReader, Message, StreamError};
 use crate::client::failure::RequestFailure;
 use crate::client::target::HttpConnection;
 use crate::load::body::Api;
@@ -28,14 +31,22 @@ pub struct Timing {
     pub e2el: Duration,
     /// Gaps between successive token events: one fewer than there were events.
     pub gaps: Vec<Duration>,
-    /// Completion tokens by the server's usage; without one, the number of events.
-    pub output_tokens: u64,
+    /// Completion tokens by the server's usage, when it sent one.
+    pub output_tokens: Option<u64>,
     /// Prompt tokens by the server's usage, when it sent one.
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens found in the prefix cache, if the server reports it.
     pub cached_tokens: Option<u64>,
-    /// The text, when the request asked for it.
-    pub text: Option<String>,
+    /// The texts of the choices, when the request asked for them.
+    pub texts: Option<Vec<ChoiceText>>,
+}
+
+impl Timing {
+    /// The text of the first choice, when the request asked for it.
+    pub fn text(&self) -> Option<&str> {
+        let texts = self.texts.as_ref()?;
+        Some(texts.first().map_or("", |first| first.text.as_str()))
+    }
 }
 
 /// Reads the response stream of `request` to its end.
@@ -69,13 +80,15 @@ pub(super) async fn read_stream(
             return Err(RequestFailure::ClientLeft);
         }
     }
-    // A last line without a newline counts, as in `vllm bench serve`. If it is not a message the stream was cut, which
-    // `finish` reports.
-    let _ = reader.feed(b"\n", |message| state.record(message, last));
+    // If the last line is not a message, the stream was cut, which `StreamState::finish` reports.
+    let _ = reader.finish(|message| state.record(message, last));
     if let Some(failure) = state.failure() {
         return Err(failure);
     }
-    Ok(Timing { text: reader.into_text(), ..state.finish(start)? })
+    if !reader.any_data() {
+        return Err(RequestFailure::Malformed);
+    }
+    Ok(Timing { texts: reader.into_texts(), ..state.finish(start)? })
 }
 
 /// The state of a stream so far.
@@ -89,21 +102,27 @@ struct StreamState {
     cached_tokens: Option<u64>,
     error: Option<StreamError>,
     endless: bool,
+    /// `[DONE]`, or usage after the last choice.
     done: bool,
     aborted: bool,
+    /// The choices seen, and those with a finish reason.
+    choices: u64,
+    finished: u64,
 }
 
 impl StreamState {
     fn record(&mut self, message: Message, now: Instant) {
-        self.done |= message.done;
+        self.done |= message.done || message.summary && self.first.is_some();
+        self.choices |= message.choices;
+        self.finished |= message.finished;
         self.aborted |= message.aborted;
         if let Some(error) = message.error {
             self.error.get_or_insert(error);
         }
         if let Some(usage) = message.usage {
-            self.output_tokens = Some(usage.completion_tokens);
-            self.prompt_tokens = Some(usage.prompt_tokens);
-            self.cached_tokens = usage.cached_tokens;
+            self.output_tokens = usage.completion_tokens.or(self.output_tokens);
+            self.prompt_tokens = usage.prompt_tokens.or(self.prompt_tokens);
+            self.cached_tokens = usage.cached_tokens.or(self.cached_tokens);
         }
         if !message.token {
             return;
@@ -128,17 +147,19 @@ impl StreamState {
     }
 
     fn finish(self, start: Instant) -> Result<Timing, RequestFailure> {
-        if !self.done {
+        let all_finished = self.choices != 0 && self.choices == self.finished;
+        if !self.done && !all_finished {
             return Err(RequestFailure::Truncated);
         }
         let (Some(first), Some(last)) = (self.first, self.last) else { return Err(RequestFailure::Empty) };
         Ok(Timing {
             ttft: first.saturating_duration_since(start),
             e2el: last.saturating_duration_since(start),
-            output_tokens: self.output_tokens.unwrap_or(self.gaps.len() as u64 + 1),
+            // A response with token events has tokens; `vllm bench serve` takes 0 for no count, too.
+            output_tokens: self.output_tokens.filter(|tokens| *tokens > 0),
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
-            text: None,
+            texts: None,
             gaps: self.gaps,
         })
     }

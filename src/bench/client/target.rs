@@ -21,17 +21,22 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use crate::client::failure::RequestFailure;
+use crate::client::tls::TlsSettings;
 use crate::error::BenchError;
 
 /// How long an idle connection is reused: below the 5 s after which vLLM closes it.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
 /// The I/O part of a connection, which must be polled.
-type HyperConnection = Connection<TokioIo<TcpStream>, Full<Bytes>>;
+type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStream>>>>, Full<Bytes>>;
 
 /// One connection to the server.
 #[derive(Debug)]
@@ -77,13 +82,14 @@ impl HttpConnection {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Target {
     /// As configured, without a trailing slash.
     pub(crate) url: String,
     /// `host:port`, for connecting and for the Host header.
     authority: String,
     host: HeaderValue,
+    /// For an https address.
+    tls: Option<(TlsConnector, ServerName<'static>)>,
     /// The path prefix, without a trailing slash.
     base: String,
     /// At most as many as requests were in flight at once.
@@ -96,16 +102,27 @@ struct Idle {
     since: Instant,
 }
 
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Target({})", self.url)
+    }
+}
+
 impl Target {
-    pub(crate) fn new(url: &str) -> Result<Self, BenchError> {
+    pub(crate) fn new(url: &str, tls: &TlsSettings) -> Result<Self, BenchError> {
         let bad = || BenchError::BadUrl(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad())?;
-        let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(bad)?;
-        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(80));
+        let host = uri.host().ok_or_else(bad)?;
+        let (port, tls) = match uri.scheme_str() {
+            Some("http") => (80, None),
+            Some("https") => (443, Some(tls.to(host)?)),
+            _ => return Err(bad()),
+        };
+        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(port));
         let host = HeaderValue::from_str(&authority).map_err(|_| bad())?;
         let base = uri.path().trim_end_matches('/').to_owned();
         let url = url.trim_end_matches('/').to_owned();
-        Ok(Self { url, authority, host, base, idle: Mutex::new(Vec::new()) })
+        Ok(Self { url, authority, host, tls, base, idle: Mutex::new(Vec::new()) })
     }
 
     /// A request for `path` of this server.
@@ -185,7 +202,14 @@ impl Target {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
         // Sends small requests without delay. The error is ignored: without the option they are only slower.
         let _ = socket.set_nodelay(true);
-        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.map_err(|_| RequestFailure::Connect)?;
+        let stream = match &self.tls {
+            None => Either::Left(socket),
+            Some((connector, name)) => {
+                let handshake = connector.connect(name.clone(), socket).await;
+                Either::Right(Box::new(handshake.map_err(|_| RequestFailure::Tls)?))
+            }
+        };
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|_| RequestFailure::Connect)?;
         let mut connection = HttpConnection { sender, connection: Some(Box::pin(connection)) };
         if connection.ready().await { Ok(connection) } else { Err(RequestFailure::Connect) }
     }

@@ -1,8 +1,8 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the fields around them.
 //!
-//! Token ids give a prompt of an exact length without a tokenizer. Text consists of common short words, one for each token,
-//! which is nearly exact for English models; results use the server's `usage`. Tokens are drawn from random number
-//! generators: a shared prefix uses the same generator in every prompt, all other tokens are independent.
+//! Token ids give a prompt of an exact length without a tokenizer; text needs one for that (`text`). Results use the server's
+//! `usage`. Tokens are drawn from random number generators: a shared prefix uses the same generator in every prompt, all other
+//! tokens are independent.
 //!
 //! Bodies are written directly, without a JSON tree: a prompt may have 100,000 ids. Bounds: prompts are at most
 //! [`MAX_TOKENS`](super::length::MAX_TOKENS) long.
@@ -14,7 +14,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use crate::error::BenchError;
-use sluice_core::base::Rng;
+pub(crate) use crate::load::text::PromptPart;
+use crate::load::text::{ExactText, push_words};
 
 /// Which API the requests use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,19 @@ pub enum PromptTokens {
     Ids(Range<u32>),
     /// One word for each token.
     Words,
+    /// Text of exactly the tokens asked for.
+    Exact(ExactText),
+}
+
+impl PromptTokens {
+    /// Writes text with the tokens of `parts`; as a whole prompt, less those that the server adds. It needs no escaping.
+    pub(crate) fn push_text(&self, text: &mut String, parts: &mut [PromptPart], whole: bool) {
+        match self {
+            Self::Exact(exact) if whole => exact.push_prompt(text, parts),
+            Self::Exact(exact) => exact.push(text, parts),
+            Self::Ids(_) | Self::Words => push_words(text, parts),
+        }
+    }
 }
 
 /// The fields of a body that are the same for all requests.
@@ -53,11 +67,12 @@ pub struct BodyFields {
     pub extra: Map<String, Value>,
 }
 
-/// A part of a prompt: the first `count` tokens of a random number generator.
-#[derive(Clone, Debug)]
-pub(crate) struct PromptPart {
-    pub(crate) rng: Rng,
-    pub(crate) count: u32,
+/// Names in a body.
+#[derive(Clone, Copy)]
+pub(crate) struct Names<'a> {
+    pub(crate) model: &'a str,
+    /// `user`, by its number.
+    pub(crate) user: Option<u32>,
 }
 
 /// A prompt to write.
@@ -86,7 +101,15 @@ impl BodyFields {
     }
 
     /// The body of one request.
-    pub(crate) fn body(&self, api: Api, tokens: &PromptTokens, model: &str, prompt: Prompt<'_>, output: u32) -> Bytes {
+    pub(crate) fn body(
+        &self,
+        api: Api,
+        tokens: &PromptTokens,
+        names: Names<'_>,
+        prompt: Prompt<'_>,
+        output: u32,
+    ) -> Bytes {
+        let Names { model, user } = names;
         let size = match &prompt {
             // Seven bytes hold an id and its comma, or a word and its space.
             Prompt::Parts(parts) => 7 * parts.iter().map(|part| part.count as usize).sum::<usize>(),
@@ -103,9 +126,13 @@ impl BodyFields {
             }
             Api::Chat => {
                 body.push_str(",\"messages\":[");
-                push_messages(&mut body, prompt);
+                push_messages(&mut body, tokens, prompt);
                 body.push(']');
             }
+        }
+        if let Some(user) = user.filter(|_| !self.extra.contains_key("user")) {
+            // Writing to a String cannot fail.
+            let _ = write!(body, ",\"user\":\"user-{user}\"");
         }
         self.push_rest(&mut body, api, output);
         Bytes::from(body)
@@ -155,9 +182,9 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
             body.truncate(before.max(body.len().saturating_sub(1)));
             body.push(']');
         }
-        (Prompt::Parts(parts), PromptTokens::Words) => {
+        (Prompt::Parts(parts), PromptTokens::Words | PromptTokens::Exact(_)) => {
             body.push('"');
-            push_words(body, parts);
+            tokens.push_text(body, parts, true);
             body.push('"');
         }
         (Prompt::Text(text), _) => push_json(body, text),
@@ -183,7 +210,7 @@ fn push_id(body: &mut String, mut id: usize) {
     body.push_str(str::from_utf8(&text[from..]).unwrap_or_default());
 }
 
-fn push_messages(body: &mut String, prompt: Prompt<'_>) {
+fn push_messages(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
     let open = |body: &mut String, role: &str, first: bool| {
         let _ = write!(body, "{}{{\"role\":\"{role}\",\"content\":", if first { "" } else { "," });
     };
@@ -191,7 +218,7 @@ fn push_messages(body: &mut String, prompt: Prompt<'_>) {
         Prompt::Parts(parts) => {
             open(body, "user", true);
             body.push('"');
-            push_words(body, parts);
+            tokens.push_text(body, parts, true);
             body.push_str("\"}");
         }
         Prompt::Text(text) => {
@@ -209,36 +236,17 @@ fn push_messages(body: &mut String, prompt: Prompt<'_>) {
     }
 }
 
-/// Words that, after a space, are one token for common English models.
-const WORDS: [&str; 32] = [
-    "the", "time", "of", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
-    "state", "family", "group", "country", "hand", "part", "place", "case", "week", "company", "system", "number",
-    "night", "point", "home", "water", "room", "money",
-];
-
-/// Writes one word for each token. Words need no escaping.
-pub(crate) fn push_words(text: &mut String, parts: &mut [PromptPart]) {
-    let mut first = true;
-    for part in parts {
-        for _ in 0..part.count {
-            if !std::mem::take(&mut first) {
-                text.push(' ');
-            }
-            text.push_str(WORDS[part.rng.below(WORDS.len())]);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_core::base::Rng;
 
     fn parts() -> [PromptPart; 2] {
         [PromptPart { rng: Rng::new(1), count: 3 }, PromptPart { rng: Rng::new(2), count: 2 }]
     }
 
     fn parsed(fields: &BodyFields, api: Api, tokens: &PromptTokens, prompt: Prompt<'_>) -> Value {
-        serde_json::from_slice(&fields.body(api, tokens, "m\"odel", prompt, 9)).unwrap()
+        serde_json::from_slice(&fields.body(api, tokens, Names { model: "m\"odel", user: Some(7) }, prompt, 9)).unwrap()
     }
 
     #[test]
@@ -268,7 +276,7 @@ mod tests {
             (&body["max_tokens"], &body["ignore_eos"], &body["stream"]),
             (&9.into(), &true.into(), &true.into())
         );
-        assert_eq!(body["model"], "m\"odel");
+        assert_eq!((&body["model"], &body["user"]), (&"m\"odel".into(), &"user-7".into()));
         assert_eq!(body["stream_options"]["include_usage"], true);
     }
 

@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use crate::load::body::{Prompt, PromptPart, push_words};
+use crate::load::body::{Prompt, PromptPart, PromptTokens};
 use crate::load::session::{MAX_TURNS, Sessions};
-use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Workload};
+use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Sender, Workload};
 use crate::seed::{Purpose, rng_for};
 
 /// A bit of the segment ids (see [`LoadRequest::shared`]) of messages in conversations. Those of prefixes do not have it.
@@ -53,7 +53,7 @@ impl Conversation {
             let (text, [system, _]) = prefix.parts(workload.seed, class, session, 0, rng);
             if system.count > 0 {
                 let count = system.count;
-                conversation.push("system", text, &mut [system], count);
+                conversation.push(&workload.tokens, "system", text, &mut [system], count);
             }
         }
         conversation
@@ -79,10 +79,14 @@ impl Conversation {
         let output = self.push_user(workload, sessions, turn);
         let prompt = Prompt::Turns(&self.messages);
         let lengths = (self.tokens, output);
-        let request = workload.build_request(self.class, self.adapter, self.ordinal(), lengths, prompt);
+        // All turns have the same user.
+        let sender = Sender { adapter: self.adapter, user: workload.user_of(self.session) };
+        let request = workload.build_request(self.class, sender, self.ordinal(), lengths, prompt);
         let session = Some((self.session, turn));
         let keep_text = self.begun < self.turns;
-        Some(LoadRequest { session, keep_text, shared: self.shared.clone(), ..request })
+        // Later turns have the responses in them, whose tokens the server chose.
+        let generated = turn == 0;
+        Some(LoadRequest { session, keep_text, generated, shared: self.shared.clone(), ..request })
     }
 
     /// Adds the response to the current turn.
@@ -113,17 +117,18 @@ impl Conversation {
             let length = sessions.later.filter(|_| turn > 0).unwrap_or(class.prompt);
             (count, output) = (length.draw(&mut rng), class.output.draw(&mut rng));
         }
-        self.push("user", MESSAGE | (self.ordinal() << 1), &mut [PromptPart { rng, count }], count);
+        self.push(&workload.tokens, "user", MESSAGE | (self.ordinal() << 1), &mut [PromptPart { rng, count }], count);
         output
     }
 
-    fn push(&mut self, role: &'static str, segment: u64, parts: &mut [PromptPart], tokens: u32) {
+    fn push(&mut self, kind: &PromptTokens, role: &'static str, segment: u64, parts: &mut [PromptPart], tokens: u32) {
         let mut text = String::new();
         // Completions get all messages as one text.
         if !self.messages.is_empty() {
             text.push(' ');
         }
-        push_words(&mut text, parts);
+        // The tokens that the server adds to a prompt are taken off the user's first message.
+        kind.push_text(&mut text, parts, role == "user" && self.begun == 1);
         self.messages.push((role, text));
         self.tokens = self.tokens.saturating_add(tokens);
         self.shared.push((segment, tokens));

@@ -49,7 +49,10 @@ impl Workload {
     /// This workload with text prompts, which conversations need.
     #[must_use]
     pub fn with_text_prompts(self) -> Self {
-        Self { tokens: PromptTokens::Words, ..self }
+        match self.tokens {
+            PromptTokens::Ids(_) => Self { tokens: PromptTokens::Words, ..self },
+            PromptTokens::Words | PromptTokens::Exact(_) => self,
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use crate::error::BenchError;
 use crate::load::adapters::{Adapters, pick};
-use crate::load::body::{Api, BodyFields, Prompt, PromptPart, PromptTokens};
+use crate::load::body::{Api, BodyFields, Names, Prompt, PromptPart, PromptTokens};
 use crate::load::dataset::{Item, ItemPrompt, Items};
 use crate::load::length::Length;
 use crate::result::record::{ClassConfig, Slo};
@@ -112,8 +112,19 @@ pub struct Workload {
     pub fields: BodyFields,
     /// Share of the requests whose client leaves before the end, 0 to 1.
     pub leaving: f64,
+    /// Users that requests name in their field `user`, each equally likely; 0: no such field.
+    pub users: u32,
     /// Seed of all randomness.
     pub seed: u64,
+}
+
+/// Who sends a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sender {
+    /// Index of the adapter.
+    pub(crate) adapter: Option<u32>,
+    /// Number of the user.
+    pub(crate) user: Option<u32>,
 }
 
 /// One request, ready to be sent.
@@ -127,6 +138,8 @@ pub struct LoadRequest {
     pub session: Option<(u64, u32)>,
     /// Prompt tokens (exact for token ids).
     pub prompt_tokens: u32,
+    /// The prompt was generated to have `prompt_tokens`; that of a file has as many as were counted or estimated.
+    pub generated: bool,
     /// Requested output tokens.
     pub output_tokens: u32,
     /// The client leaves after this many token events; 0: before the first.
@@ -151,6 +164,7 @@ impl Workload {
             tokens: PromptTokens::Ids(1_000..8_000),
             fields: BodyFields { ignore_eos: true, ..BodyFields::default() },
             leaving: 0.0,
+            users: 0,
             seed,
         }
     }
@@ -238,7 +252,8 @@ impl Workload {
         match &item.prompt {
             ItemPrompt::Text { text, tokens } => {
                 let text = Prompt::Text(text);
-                self.build_request(item.class, adapter, ordinal, (*tokens, item.output), text)
+                let sender = Sender { adapter, user: self.user_of(ordinal) };
+                self.build_request(item.class, sender, ordinal, (*tokens, item.output), text)
             }
             ItemPrompt::Made { tokens, blocks, block } => {
                 let mut parts = block_parts(self.seed, ordinal, *tokens, blocks, *block);
@@ -258,18 +273,20 @@ impl Workload {
         output: u32,
     ) -> LoadRequest {
         let tokens = parts.iter().map(|part| part.count).sum();
-        self.build_request(class, adapter, ordinal, (tokens, output), Prompt::Parts(parts))
+        let sender = Sender { adapter, user: self.user_of(ordinal) };
+        self.build_request(class, sender, ordinal, (tokens, output), Prompt::Parts(parts))
     }
 
     /// A request with this prompt. `lengths` are the tokens of prompt and output.
     pub(crate) fn build_request(
         &self,
         class: u32,
-        adapter: Option<u32>,
+        sender: Sender,
         ordinal: u64,
         lengths: (u32, u32),
         prompt: Prompt<'_>,
     ) -> LoadRequest {
+        let Sender { adapter, user } = sender;
         let model = adapter.and_then(|index| self.adapters.names.get(index as usize)).unwrap_or(&self.model);
         let (prompt_tokens, output_tokens) = lengths;
         LoadRequest {
@@ -277,12 +294,19 @@ impl Workload {
             adapter,
             session: None,
             prompt_tokens,
+            generated: matches!(prompt, Prompt::Parts(_)),
             output_tokens,
             leave_after: self.leave_after(ordinal, output_tokens),
             keep_text: false,
             shared: Vec::new(),
-            body: self.fields.body(self.api, &self.tokens, model, prompt, output_tokens),
+            body: self.fields.body(self.api, &self.tokens, Names { model, user }, prompt, output_tokens),
         }
+    }
+
+    /// The user of request, or conversation, number `ordinal`.
+    pub(crate) fn user_of(&self, ordinal: u64) -> Option<u32> {
+        let users = self.users as usize;
+        (users > 0).then(|| rng_for(self.seed, Purpose::User, ordinal).below(users) as u32)
     }
 
     fn leave_after(&self, ordinal: u64, output: u32) -> Option<u32> {

@@ -299,7 +299,7 @@ impl Sweep {
             plot(
                 over("Output"),
                 zero("tokens per second"),
-                vec![line("output tokens", 0, &|m| m.per_second(m.output_tokens))],
+                vec![line("output tokens", 0, &|m| m.output_rate().unwrap_or(f64::NAN))],
             ),
         ];
         for (measure, title) in [("ttft", "Time to first token"), ("tpot", "Time per output token")] {
@@ -330,7 +330,7 @@ mod tests {
             sent: index as f64 / rate,
             ended: index as f64 / rate + 0.5,
             outcome: Outcome::Completed,
-            output_tokens: 2,
+            output_tokens: Some(2),
             ttft,
             latency: 0.5,
             itls: vec![0.5 - ttft],

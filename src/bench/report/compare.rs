@@ -4,13 +4,17 @@
 //! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole interval is inside the margin), or
 //! undecided. The intervals account for clustering of requests within a run. They are simultaneous: all of them hold together
 //! with [`CompareOptions::confidence`]. To that end each is widened by Bonferroni's correction for [`INDEPENDENT_METRICS`]
-//! intervals.
+//! intervals of each class.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
 //! | completed requests and output tokens per second | ratio | counts in all but the first and last of [`WINDOWS`] windows |
 //! | failed (if any); within objectives (if both runs have the same) | difference | Wilson, effective number of requests |
 //! | P50 and P99 of TTFT, TPOT, ITL, E2EL | ratio | order statistics, effective number of values |
+//!
+//! With several classes, failures, objectives and latencies of each class that both results have are compared, too.
+//!
+//! Where the loads differ, there is no verdict: neither result can be better.
 //!
 //! If order statistics give no bound, the interval comes from consecutive sections of the run and is marked as approximate
 //! ([`ComparedMetric::rough`]). Values are in order of time: requests by when they were sent, gaps between tokens by when they
@@ -22,10 +26,10 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::differences::differences;
+use super::differences::{Differences, differences};
 use crate::result::record::{Outcome, Record, RunConfig, RunResult};
 use sluice_core::stats::compare::each_of;
-use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, percentile, proportion, quantile};
+use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, proportion, quantile};
 
 /// Windows of a run in which completed requests are counted.
 pub const WINDOWS: usize = 10;
@@ -89,7 +93,9 @@ pub struct ComparedMetric {
 pub struct Comparison {
     /// Every metric that both have.
     pub rows: Vec<ComparedMetric>,
-    /// Differences that make the two hard to compare, as sentences.
+    /// How the loads differ, as sentences. If they do, rows have no verdict.
+    pub loads: Vec<String>,
+    /// Other differences that make the two hard to compare, as sentences.
     pub notes: Vec<String>,
     /// The options of the comparison.
     pub options: CompareOptions,
@@ -132,9 +138,24 @@ pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<
             return Err(CompareError::NothingCompleted(name));
         }
     }
-    let pairs = pairs(a, b);
-    let confidence = each_of(INDEPENDENT_METRICS, options.confidence);
-    let rows = pairs.into_iter().map(|pair| {
+    let classes = classes(a, b);
+    let confidence = each_of(INDEPENDENT_METRICS * classes.len().max(1), options.confidence);
+    let mut rows = rows(a, b, None, confidence, options);
+    for name in classes {
+        rows.extend(self::rows(&of_class(a, name), &of_class(b, name), Some(name), confidence, options));
+    }
+    let Differences { load, other } = differences(a, b);
+    Ok(Comparison { rows, loads: load, notes: notes(a, b, other), options })
+}
+
+fn rows(
+    a: &RunResult,
+    b: &RunResult,
+    class: Option<&str>,
+    confidence: f64,
+    options: CompareOptions,
+) -> Vec<ComparedMetric> {
+    let compared = |pair: MetricSpec| {
         let [(a, rough), (b, rough_too)] = [a, b].map(|result| (pair.estimate)(result, confidence));
         let (change, margin) = match pair.unit {
             Unit::Share => (Change::difference(&a, &b), options.points),
@@ -142,37 +163,59 @@ pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<
         };
         let verdict = change.verdict(pair.sense, margin);
         ComparedMetric { name: pair.name, unit: pair.unit, a, b, change, verdict, rough: rough || rough_too }
-    });
-    Ok(Comparison { rows: rows.collect(), notes: notes(a, b), options })
+    };
+    pairs(a, b, class).into_iter().map(compared).collect()
 }
 
-fn pairs(a: &RunResult, b: &RunResult) -> Vec<MetricSpec> {
-    let pair =
-        |name: &str, unit, sense, estimate: Estimator| MetricSpec { name: name.to_owned(), unit, sense, estimate };
+/// The classes of both results with a completed request in each; none when there is one class or none in all.
+fn classes<'a>(a: &'a RunResult, b: &RunResult) -> Vec<&'a str> {
+    let has = |run: &RunResult, name: &str| {
+        run.requests.iter().any(|record| record.is_completed() && class_name(run, record) == Some(name))
+    };
+    let mut names: Vec<&str> = Vec::new();
+    for class in &a.config.classes {
+        if !names.contains(&class.name.as_str()) && has(a, &class.name) && has(b, &class.name) {
+            names.push(&class.name);
+        }
+    }
+    if a.config.classes.len().max(b.config.classes.len()) > 1 { names } else { Vec::new() }
+}
+
+fn class_name<'a>(run: &'a RunResult, record: &Record) -> Option<&'a str> {
+    run.config.classes.get(record.class as usize).map(|class| class.name.as_str())
+}
+
+/// The same result with the requests of one class only.
+fn of_class(run: &RunResult, name: &str) -> RunResult {
+    let requests = run.requests.iter().filter(|record| class_name(run, record) == Some(name)).cloned().collect();
+    RunResult { config: run.config.clone(), duration: run.duration, requests, ..RunResult::default() }
+}
+
+/// The metrics of two results. Throughputs and gaps between tokens are those of the servers, not of a class.
+fn pairs(a: &RunResult, b: &RunResult, class: Option<&str>) -> Vec<MetricSpec> {
+    let pair = |name: &str, unit, sense, estimate: Estimator| {
+        let name = class.map_or_else(|| name.to_owned(), |class| format!("{class}: {name}"));
+        MetricSpec { name, unit, sense, estimate }
+    };
     let mut pairs = Vec::new();
     if [a, b].iter().any(|run| run.requests.iter().any(Record::is_failed)) {
         let estimate: Estimator = Box::new(|run, level| (failed(run, level), false));
         pairs.push(pair("failed", Unit::Share, Sense::LowerIsBetter, estimate));
     }
-    pairs.extend([
-        pair(
-            "requests/s",
-            Unit::PerSecond,
-            Sense::HigherIsBetter,
-            Box::new(|run, level| (rate(run, |_| 1, level), false)),
-        ),
-        pair(
-            "output tokens/s",
-            Unit::PerSecond,
-            Sense::HigherIsBetter,
-            Box::new(|run, level| (rate(run, |record| record.output_tokens, level), false)),
-        ),
-    ]);
+    if class.is_none() {
+        let completed = |run: &RunResult, level| (rate(run, |_| 1, level), false);
+        pairs.push(pair("requests/s", Unit::PerSecond, Sense::HigherIsBetter, Box::new(completed)));
+    }
+    if class.is_none() && [a, b].iter().all(|run| !run.requests.iter().any(Record::is_uncounted)) {
+        let tokens = |run: &RunResult, level| (rate(run, |record| record.output_tokens.unwrap_or(0), level), false);
+        pairs.push(pair("output tokens/s", Unit::PerSecond, Sense::HigherIsBetter, Box::new(tokens)));
+    }
     if a.config.has_slo() && same_objectives(&a.config, &b.config) {
         let met = |run: &RunResult, level| (within_objectives(run, level), false);
         pairs.push(pair("within objectives", Unit::Share, Sense::HigherIsBetter, Box::new(met)));
     }
-    for measure in [Measure::Ttft, Measure::Tpot, Measure::Itl, Measure::E2el] {
+    let measures = [Measure::Ttft, Measure::Tpot, Measure::Itl, Measure::E2el];
+    for measure in measures.into_iter().filter(|measure| class.is_none() || !matches!(measure, Measure::Itl)) {
         let has = |run: &RunResult| !measure.values(run).is_empty();
         if has(a) && has(b) {
             for (label, q) in [("P50", 0.5), ("P99", 0.99)] {
@@ -296,19 +339,11 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
 }
 
 /// What makes two results hard to compare.
-fn notes(a: &RunResult, b: &RunResult) -> Vec<String> {
-    let mut notes = differences(a, b);
+fn notes(a: &RunResult, b: &RunResult, differences: Vec<String>) -> Vec<String> {
+    let mut notes: Vec<String> =
+        differences.into_iter().map(|found| format!("the runs were configured differently: {found}")).collect();
     if a.config.has_slo() && b.config.has_slo() && !same_objectives(&a.config, &b.config) {
         notes.push("the objectives differ, so the shares within them are not compared".to_owned());
-    }
-    let lengths = |run: &RunResult| {
-        let mut lengths: Vec<f64> = run.requests.iter().map(|record| record.prompt_tokens as f64).collect();
-        lengths.sort_by(f64::total_cmp);
-        percentile(&lengths, 0.5)
-    };
-    let (was, is) = (lengths(a), lengths(b));
-    if (was - is).abs() > 0.1 * was.max(is) {
-        notes.push(format!("prompts differ in length: the median is {was:.0} tokens in A and {is:.0} in B"));
     }
     notes.extend(prefix_caches(a, b));
     for (name, run) in [('A', a), ('B', b)] {
@@ -344,8 +379,11 @@ impl Comparison {
         self.rows.iter().filter(|row| row.verdict == verdict).map(|row| row.name.as_str()).collect()
     }
 
-    /// The verdict in a word: `better`, `worse`, `mixed`, `no difference`, `undecided`.
+    /// The verdict in a word: `better`, `worse`, `mixed`, `no difference`, `undecided`, `loads differ`.
     pub fn word(&self) -> &'static str {
+        if !self.loads.is_empty() {
+            return "loads differ";
+        }
         let any = |verdict| !self.with(verdict).is_empty();
         match (any(Verdict::Better), any(Verdict::Worse), any(Verdict::Undecided)) {
             (true, true, _) => "mixed",
@@ -356,8 +394,19 @@ impl Comparison {
         }
     }
 
+    /// The verdict on a row in words; none where the loads differ.
+    pub fn verdict_on(&self, row: &ComparedMetric) -> &'static str {
+        if self.loads.is_empty() { verdict_word(row.verdict) } else { "-" }
+    }
+
     /// The verdict in words.
     pub fn verdict(&self) -> String {
+        if !self.loads.is_empty() {
+            return format!(
+                "The loads differ, so neither run is better or worse: {}. Repeat one of them with the load of the other.",
+                self.loads.join("; ")
+            );
+        }
         let list = |verdict| self.with(verdict).join(", ");
         let (better, worse, open) = (list(Verdict::Better), list(Verdict::Worse), list(Verdict::Undecided));
         let margin = format!("within ±{:.3} %", self.options.margin * 100.0);
@@ -391,7 +440,7 @@ impl Comparison {
                     "a": estimate(&row.a),
                     "b": estimate(&row.b),
                     "change": estimate(&row.change.0),
-                    "verdict": verdict_word(row.verdict),
+                    "verdict": self.verdict_on(row),
                     "rough": row.rough,
                 })
             })
@@ -403,13 +452,14 @@ impl Comparison {
             "margin": self.options.margin,
             "margin_points": self.options.points,
             "rows": rows,
+            "loads_differ": self.loads,
             "notes": self.notes,
         })
     }
 }
 
 /// The name of a verdict.
-pub fn verdict_word(verdict: Verdict) -> &'static str {
+fn verdict_word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Better => "better",
         Verdict::Worse => "worse",

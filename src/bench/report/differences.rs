@@ -1,9 +1,10 @@
-//! How the configurations of two results differ, as sentences for their comparison.
+//! How two results differ besides their measurements, as sentences for their comparison.
 //!
-//! A change of the server is what a comparison is for; a change of the load makes it worthless. So each difference is named:
-//! model, servers, versions, arrivals, and for each class its lengths, weight, shared prefix and objectives. What has no field
-//! of its own in a result is found in the command line, flag by flag. What only one file knows (files of other tools and of
-//! earlier versions lack some fields) is no difference. Bounds: one sentence for each field, class and flag.
+//! A change of the server is what a comparison is for; a change of the load makes it worthless. So differences of the load
+//! stand apart: arrivals, and for each class its lengths, weight and shared prefix, the tokens that the servers counted, and
+//! every flag of the command line that is not known to leave requests as they are. The other differences are named, too: model,
+//! servers, versions, objectives. What only one file knows (files of other tools and of earlier versions lack some fields) is
+//! no difference. Bounds: one sentence for each field, class and flag.
 
 use std::collections::BTreeMap;
 
@@ -40,25 +41,76 @@ const COVERED: [&str; 27] = [
     "--tokenizer",
 ];
 
-/// The differences between two configurations.
-pub(super) fn differences(a: &RunResult, b: &RunResult) -> Vec<String> {
-    let (a, b) = (&a.config, &b.config);
-    let mut found = Vec::new();
-    for ((name, was), (_, is)) in settings(a).into_iter().zip(settings(b)) {
+/// Flags without a field of their own that leave the requests and their arrivals as they are.
+const BESIDE_LOAD: [&str; 16] = [
+    "--header",
+    "--host",
+    "--insecure",
+    "--num-warmups",
+    "--port",
+    "--profile",
+    "--ready-check-timeout-sec",
+    "--request-timeout",
+    "--reset-prefix-cache",
+    "--served-model-name",
+    "--skip-tokenizer-init",
+    "--sweep-max-concurrency",
+    "--sweep-num-prompts-factor",
+    "--sweep-request-rate",
+    "--tokenizer-mode",
+    "--trust-remote-code",
+];
+/// Prompts whose mean lengths differ by more than this share are another load.
+const MAX_LENGTH: f64 = 0.05;
+
+/// What differs between two results.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Differences {
+    /// What was sent, or when.
+    pub(super) load: Vec<String>,
+    /// Everything else.
+    pub(super) other: Vec<String>,
+}
+
+impl Differences {
+    fn add(&mut self, load: bool, sentence: String) {
+        if load { self.load.push(sentence) } else { self.other.push(sentence) }
+    }
+}
+
+/// The differences between two results.
+pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
+    let mut found = Differences::default();
+    for ((load, name, was), (_, _, is)) in settings(&a.config).into_iter().zip(settings(&b.config)) {
         if was != is && !was.is_empty() && !is.is_empty() {
-            found.push(sentence(name, &was, &is));
+            found.add(load, sentence(name, &was, &is));
         }
     }
-    found.extend(classes(a, b));
-    found.extend(flags(a, b));
+    classes(&a.config, &b.config, &mut found);
+    flags(&a.config, &b.config, &mut found);
+    if found.load.is_empty() {
+        found.load.extend(lengths(a, b));
+    }
     found
 }
 
-fn sentence(name: &str, was: &str, is: &str) -> String {
-    format!("the runs were configured differently: {name} was '{was}' in A and '{is}' in B")
+/// The lengths of prompts, as the servers counted them: the configurations may not say all.
+fn lengths(a: &RunResult, b: &RunResult) -> Option<String> {
+    let mean = |run: &RunResult| {
+        let completed = || run.requests.iter().filter(|record| record.is_completed());
+        completed().map(|record| record.prompt_tokens as f64).sum::<f64>() / completed().count().max(1) as f64
+    };
+    let (was, is) = (mean(a), mean(b));
+    let differ = (was - is).abs() > MAX_LENGTH * was.max(is);
+    differ.then(|| format!("prompts had {was:.0} tokens in A and {is:.0} in B on average, by the servers' count"))
 }
 
-fn settings(config: &RunConfig) -> [(&'static str, String); 16] {
+fn sentence(name: &str, was: &str, is: &str) -> String {
+    format!("{name} was '{was}' in A and '{is}' in B")
+}
+
+/// Whether it is part of the load, its name and its value; an empty value is not known.
+fn settings(config: &RunConfig) -> [(bool, &'static str, String); 16] {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let ramp = config.ramp.as_ref().map_or_else(
         || "none".to_owned(),
@@ -66,51 +118,51 @@ fn settings(config: &RunConfig) -> [(&'static str, String); 16] {
     );
     // Files of other tools do not hold it.
     let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
+    // Where all requests are due at once, their number is the length of the queue.
+    let many = config.arrival == "at once";
     [
-        ("model", config.model.clone()),
-        ("tokenizer", config.tokenizer.clone().unwrap_or_default()),
-        ("API", config.backend.clone()),
-        ("endpoint", config.endpoint.clone()),
-        ("server", config.urls.join(", ")),
-        ("version of vLLM", config.server_versions.join(", ")),
-        ("version of the load generator", config.version.clone()),
-        ("dataset", config.dataset.clone()),
-        ("arrivals", config.arrival.clone()),
-        ("request rate", number(config.request_rate)),
-        ("burstiness", number(config.burstiness)),
-        ("ramp", ramp),
-        ("max concurrency", number(config.max_concurrency.map(f64::from))),
-        ("number of prompts", config.num_prompts.to_string()),
-        ("seed", seed),
-        ("adapters", if config.adapters.is_empty() { "none".to_owned() } else { config.adapters.join(", ") }),
+        (false, "model", config.model.clone()),
+        (false, "tokenizer", config.tokenizer.clone().unwrap_or_default()),
+        (false, "API", config.backend.clone()),
+        (true, "endpoint", config.endpoint.clone()),
+        (false, "server", config.urls.join(", ")),
+        (false, "version of vLLM", config.server_versions.join(", ")),
+        (false, "version of the load generator", config.version.clone()),
+        (true, "dataset", config.dataset.clone()),
+        (true, "arrivals", config.arrival.clone()),
+        (true, "request rate", number(config.request_rate)),
+        (true, "burstiness", number(config.burstiness)),
+        (true, "ramp", ramp),
+        (true, "max concurrency", number(config.max_concurrency.map(f64::from))),
+        (many, "number of prompts", config.num_prompts.to_string()),
+        (false, "seed", seed),
+        (true, "adapters", if config.adapters.is_empty() { "none".to_owned() } else { config.adapters.join(", ") }),
     ]
 }
 
 /// The differences between classes of the same name, and the classes that only one of them has.
-fn classes(a: &RunConfig, b: &RunConfig) -> Vec<String> {
+fn classes(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
     let named = |config: &RunConfig, name: &str| config.classes.iter().position(|class| class.name == name);
-    let mut found = Vec::new();
     for (one, other, here, there) in [(a, b, 'A', 'B'), (b, a, 'B', 'A')] {
         let alone = one.classes.iter().filter(|class| named(other, &class.name).is_none());
         // A file without classes does not say that there were none.
-        found.extend(alone.filter(|_| !other.classes.is_empty()).map(|class| {
-            format!("the runs were configured differently: class '{}' is in {here} and not in {there}", class.name)
-        }));
+        let alone = alone.filter(|_| !other.classes.is_empty());
+        found.load.extend(alone.map(|class| format!("class '{}' is in {here} and not in {there}", class.name)));
     }
     let single = a.classes.len() == 1 && b.classes.len() == 1;
     for (at, class) in a.classes.iter().enumerate() {
         let Some(other) = named(b, &class.name) else { continue };
         let of = if single { String::new() } else { format!(" of class '{}'", class.name) };
-        for ((name, was), (_, is)) in class_settings(a, at).into_iter().zip(class_settings(b, other)) {
+        for ((load, name, was), (_, _, is)) in class_settings(a, at).into_iter().zip(class_settings(b, other)) {
             if was != is && !was.is_empty() && !is.is_empty() {
-                found.push(sentence(&format!("{name}{of}"), &was, &is));
+                found.add(load, sentence(&format!("{name}{of}"), &was, &is));
             }
         }
     }
-    found
 }
 
-fn class_settings(config: &RunConfig, at: usize) -> [(&'static str, String); 7] {
+/// As [`settings`].
+fn class_settings(config: &RunConfig, at: usize) -> [(bool, &'static str, String); 7] {
     let class: &ClassConfig = &config.classes[at];
     let total: f64 = config.classes.iter().map(|class| class.weight).sum();
     // Weights 15 and 1 are the same mix as 30 and 2.
@@ -124,20 +176,20 @@ fn class_settings(config: &RunConfig, at: usize) -> [(&'static str, String); 7] 
     let Slo { ttft, tpot, e2el } = *config.slo_of(u32::try_from(at).unwrap_or(u32::MAX));
     let bound = |bound: Option<f64>| bound.map_or_else(|| "none".to_owned(), |ms| format!("{ms} ms"));
     [
-        ("prompt length", class.prompt.clone()),
-        ("output length", class.output.clone()),
-        ("shared prefix", prefix),
-        ("share", share),
-        ("objective for TTFT", bound(ttft)),
-        ("objective for TPOT", bound(tpot)),
-        ("objective for E2EL", bound(e2el)),
+        (true, "prompt length", class.prompt.clone()),
+        (true, "output length", class.output.clone()),
+        (true, "shared prefix", prefix),
+        (true, "share", share),
+        (false, "objective for TTFT", bound(ttft)),
+        (false, "objective for TPOT", bound(tpot)),
+        (false, "objective for E2EL", bound(e2el)),
     ]
 }
 
 /// Flags of the command line with other values, without those that are covered.
-fn flags(a: &RunConfig, b: &RunConfig) -> Vec<String> {
+fn flags(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
     if a.arguments.is_empty() || b.arguments.is_empty() {
-        return Vec::new();
+        return;
     }
     let (was, is) = (by_flag(&a.arguments), by_flag(&b.arguments));
     let names: std::collections::BTreeSet<&str> = was.keys().chain(is.keys()).copied().collect();
@@ -146,11 +198,9 @@ fn flags(a: &RunConfig, b: &RunConfig) -> Vec<String> {
         Some(values) if values.is_empty() => "given".to_owned(),
         Some(values) => values.join(" "),
     };
-    names
-        .into_iter()
-        .filter(|name| !COVERED.contains(name) && was.get(name) != is.get(name))
-        .map(|name| sentence(name, &value(&was, name), &value(&is, name)))
-        .collect()
+    for name in names.into_iter().filter(|name| !COVERED.contains(name) && was.get(name) != is.get(name)) {
+        found.add(!BESIDE_LOAD.contains(&name), sentence(name, &value(&was, name), &value(&is, name)));
+    }
 }
 
 /// The values of each flag; those of a repeated flag together.
@@ -191,13 +241,34 @@ mod tests {
         }
     }
 
-    fn found(change: impl FnOnce(&mut RunConfig)) -> Vec<String> {
+    fn both(change: impl FnOnce(&mut RunConfig)) -> Differences {
         let a = RunResult { config: config(), ..RunResult::default() };
         let mut b = a.clone();
         change(&mut b.config);
-        let before = "the runs were configured differently: ";
-        let all = differences(&a, &b);
-        all.into_iter().map(|found| found.strip_prefix(before).expect("each is one of these").to_owned()).collect()
+        differences(&a, &b)
+    }
+
+    fn found(change: impl FnOnce(&mut RunConfig)) -> Vec<String> {
+        let Differences { load, other } = both(change);
+        [load, other].concat()
+    }
+
+    #[test]
+    fn what_changes_the_requests_is_a_difference_of_the_load_and_the_server_is_none() {
+        let in_load = |change: &dyn Fn(&mut RunConfig)| {
+            let found = both(change);
+            assert_eq!(found.load.len() + found.other.len(), 1, "{found:?}");
+            !found.load.is_empty()
+        };
+        assert!(in_load(&|b| b.request_rate = Some(3.0)));
+        assert!(in_load(&|b| b.classes[0].prompt = "300".to_owned()));
+        assert!(in_load(&|b| b.arguments.push("--leave-share=0.5".to_owned())));
+        assert!(in_load(&|b| b.arguments.push("--some-flag-of-tomorrow".to_owned())));
+        assert!(!in_load(&|b| b.num_prompts = 77));
+        assert!(in_load(&|b| (b.arrival, b.num_prompts) = ("at once".to_owned(), 77)));
+        assert!(!in_load(&|b| b.urls = vec!["http://other".to_owned()]));
+        assert!(!in_load(&|b| b.arguments.push("--insecure".to_owned())));
+        assert!(!in_load(&|b| b.classes[0].slo.ttft = Some(1.0)));
     }
 
     #[test]

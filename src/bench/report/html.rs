@@ -169,7 +169,7 @@ fn tiles(run: &RunResult, metrics: &Metrics) -> Vec<Tile> {
             format!("over {}", charts::duration_text(metrics.duration)),
         ),
         tile(
-            short(metrics.per_second(metrics.output_tokens)),
+            metrics.output_rate().map_or_else(unknown, short),
             "output tokens per second",
             format!("{} of input", short(metrics.per_second(metrics.input_tokens))),
         ),
@@ -208,6 +208,11 @@ fn millis(seconds: f64) -> String {
     short(seconds * 1e3)
 }
 
+/// A value that is not known.
+fn unknown() -> String {
+    "-".to_owned()
+}
+
 const PART: [&str; 7] = ["ok", "failed", "req/s", "tok/s", "TTFT P50", "TTFT P99", "E2EL P99"];
 
 fn part_row(metrics: &Metrics) -> Vec<String> {
@@ -215,7 +220,7 @@ fn part_row(metrics: &Metrics) -> Vec<String> {
         short(metrics.completed as f64),
         short(metrics.failed as f64),
         short(metrics.per_second(metrics.completed)),
-        short(metrics.per_second(metrics.output_tokens)),
+        metrics.output_rate().map_or_else(unknown, short),
         millis(metrics.ttft.median()),
         millis(metrics.ttft.percentile(99.0)),
         millis(metrics.e2el.percentile(99.0)),
@@ -275,7 +280,7 @@ mod tests {
             ended: index as f64 * 0.1 + 0.4,
             outcome: if index % 10 == 9 { Outcome::Failed("status <503>".into()) } else { Outcome::Completed },
             prompt_tokens: 10,
-            output_tokens: 4,
+            output_tokens: Some(4),
             ttft: 0.1,
             latency: 0.4,
             itls: vec![0.1; 3],

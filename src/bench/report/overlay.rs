@@ -88,7 +88,7 @@ mod tests {
             index,
             class: (index % classes.len().max(1) as u64) as u32,
             outcome: Outcome::Completed,
-            output_tokens: 2,
+            output_tokens: Some(2),
             ttft: 0.1 + index as f64 * 0.01,
             latency: 0.5,
             itls: vec![0.1],

@@ -14,9 +14,12 @@ use crate::result::record::{RunResult, ServerSide};
 use crate::result::slices::{self, SliceBy};
 use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
+use sluice_core::stats::proportion;
 
 /// Width of the block.
 const WIDTH: usize = 50;
+/// Below this share of independent requests the table says why an interval is wide.
+const FEWER: f64 = 0.8;
 /// A delay too small to matter, seconds.
 const NO_DELAY: f64 = 0.001;
 
@@ -68,21 +71,22 @@ pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     }
     line(&mut text, "Benchmark duration (s):", metrics.duration);
     whole(&mut text, "Total input tokens:", metrics.input_tokens);
-    whole(&mut text, "Total generated tokens:", metrics.output_tokens);
+    known(&mut text, "Total generated tokens:", metrics.known_output().map(|tokens| tokens.to_string()));
     line(&mut text, "Request throughput (req/s):", metrics.per_second(metrics.completed));
     if config.has_slo() {
         line(&mut text, "Request goodput (req/s):", metrics.per_second(metrics.good));
     }
-    line(&mut text, "Output token throughput (tok/s):", metrics.per_second(metrics.output_tokens));
-    line(&mut text, "Peak output token throughput (tok/s):", metrics.peak_tokens);
+    known(&mut text, "Output token throughput (tok/s):", metrics.output_rate().map(two));
+    known(&mut text, "Peak output token throughput (tok/s):", metrics.known_peak().map(two));
     line(&mut text, "Peak concurrent requests:", metrics.peak_requests as f64);
-    let tokens = metrics.input_tokens + metrics.output_tokens;
-    line(&mut text, "Total token throughput (tok/s):", metrics.per_second(tokens));
+    let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
+    known(&mut text, "Total token throughput (tok/s):", total.map(two));
+    // The median is the 50th percentile, which is shown twice only to a user who asked for it, as by `vllm bench serve`.
+    let asked = config.arguments.iter().any(|argument| argument.starts_with("--metric-percentiles"));
+    let percentiles: Vec<f64> = config.percentiles.iter().copied().filter(|p| asked || *p != 50.0).collect();
     for (name, short, long) in MEASURES {
-        if config.percentile_metrics.iter().any(|asked| asked == name)
-            && let Some(distribution) = metrics.measure(name)
-        {
-            measure(&mut text, short, long, distribution, &config.percentiles);
+        if config.percentile_metrics.iter().any(|asked| asked == name) {
+            measure(&mut text, short, long, metrics.measure(name), &percentiles);
         }
     }
     text
@@ -96,12 +100,16 @@ const MEASURES: [(&str, &str, &str); 4] = [
     ("e2el", "E2EL", "End-to-end Latency"),
 ];
 
-fn measure(text: &mut String, short: &str, long: &str, of: &Distribution, percentiles: &[f64]) {
+/// `None`: the measure is unknown.
+fn measure(text: &mut String, short: &str, long: &str, of: Option<&Distribution>, percentiles: &[f64]) {
     title(text, '-', long);
-    line(text, &format!("Mean {short} (ms):"), of.mean() * 1e3);
-    line(text, &format!("Median {short} (ms):"), of.median() * 1e3);
+    let mut show = |name: &str, value: &dyn Fn(&Distribution) -> f64| {
+        known(text, &format!("{name} {short} (ms):"), of.map(|of| two(value(of) * 1e3)));
+    };
+    show("Mean", &Distribution::mean);
+    show("Median", &Distribution::median);
     for p in percentiles {
-        line(text, &format!("P{p} {short} (ms):"), of.percentile(*p) * 1e3);
+        show(&format!("P{p}"), &|of| of.percentile(*p));
     }
 }
 
@@ -120,7 +128,13 @@ fn load(text: &mut String, result: &RunResult, metrics: &Metrics) {
         let interval = slices::attainment(metrics);
         let share = metrics.attainment() * 100.0;
         let range = format!("{share:.2} % (95 %: {:.2} to {:.2})", interval.low * 100.0, interval.high * 100.0);
-        let _ = writeln!(text, "{:<40} {range}", "Met all objectives:");
+        known(text, "Met all objectives:", Some(range));
+        // Why an interval is wider than the number of requests suggests.
+        let independent = proportion::effective(&interval, slices::CONFIDENCE);
+        if independent < FEWER * metrics.judged() as f64 {
+            let of = format!("{independent:.0} of {} requests (they share queues)", metrics.judged());
+            known(text, "Independent of each other, about:", Some(of));
+        }
     }
     if metrics.queue_wait.count() > 0 {
         line(text, "Mean wait in the gateway (ms):", metrics.queue_wait.mean() * 1e3);
@@ -140,9 +154,9 @@ fn steady_block(text: &mut String, steady: &Steady) {
     let range = format!("{:.1} to {:.1} of the run", window.start_s, window.end_s);
     let _ = writeln!(text, "{:<40} {range}", "Window (s):");
     line(text, "Request throughput (req/s), steady:", steady.request_throughput);
-    line(text, "Output token throughput (tok/s), steady:", steady.output_throughput);
+    known(text, "Output token throughput (tok/s), steady:", steady.output_throughput.map(two));
     line(text, "Mean TTFT (ms), steady:", steady.metrics.ttft.mean() * 1e3);
-    line(text, "Mean TPOT (ms), steady:", steady.metrics.tpot.mean() * 1e3);
+    known(text, "Mean TPOT (ms), steady:", steady.metrics.known_tpot().map(|tpot| two(tpot.mean() * 1e3)));
     if let Some(warning) = &window.warning {
         let _ = writeln!(text, "{:<40} {warning}", "Note:");
     }
@@ -155,9 +169,15 @@ fn servers(text: &mut String, result: &RunResult) {
             line(text, "Prefix cache hit rate (%):", hit_rate(side) * 100.0);
         }
         line(text, "Preemptions:", side.preemptions);
-        line(text, "Peak KV cache use (%):", side.kv_peak * 100.0);
-        line(text, "Most running at once:", side.running_peak);
-        line(text, "Most waiting at once:", side.waiting_peak);
+        for (label, value) in [
+            ("Peak KV cache use (%):", side.kv_peak * 100.0),
+            ("Most running at once:", side.running_peak),
+            ("Most waiting at once:", side.waiting_peak),
+        ] {
+            let none = side.samples.is_empty();
+            let value = if none { "not sampled: the run was too short".to_owned() } else { two(value) };
+            known(text, label, Some(value));
+        }
     }
 }
 
@@ -175,7 +195,16 @@ fn title(text: &mut String, fill: char, name: &str) {
 }
 
 fn line(text: &mut String, label: &str, value: f64) {
-    let _ = writeln!(text, "{label:<40} {value:<10.2}");
+    known(text, label, Some(two(value)));
+}
+
+fn two(value: f64) -> String {
+    format!("{value:.2}")
+}
+
+/// A dash stands for a value that is not known.
+fn known(text: &mut String, label: &str, value: Option<String>) {
+    let _ = writeln!(text, "{label:<40} {:<10}", value.as_deref().unwrap_or("-"));
 }
 
 fn whole(text: &mut String, label: &str, value: u64) {
@@ -209,7 +238,7 @@ fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns
             metrics.completed.to_string(),
             metrics.failed.to_string(),
             format!("{:.2}", metrics.per_second(metrics.completed)),
-            format!("{:.1}", metrics.per_second(metrics.output_tokens)),
+            output_rate(metrics),
             millis(&metrics.ttft, metrics.ttft.percentile(50.0)),
             millis(&metrics.ttft, metrics.ttft.percentile(99.0)),
             millis(&metrics.tpot, metrics.tpot.mean()),
@@ -230,6 +259,11 @@ fn millis(of: &Distribution, seconds: f64) -> String {
     if of.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
 }
 
+/// Output tokens per second with one decimal, or a dash when they are not known.
+fn output_rate(metrics: &Metrics) -> String {
+    metrics.output_rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
+}
+
 /// One line for each run of a sweep, by what was varied. Rates are of the whole run, as in its JSON and its report.
 pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
     let mut table = Columns::new([
@@ -248,14 +282,14 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
     ]);
     for (value, result) in runs {
         let metrics = Metrics::of(result);
-        let (requests, tokens) = (metrics.per_second(metrics.completed), metrics.per_second(metrics.output_tokens));
+        let requests = metrics.per_second(metrics.completed);
         let met = format!("{:.2}", metrics.attainment() * 100.0);
         table.add([
             value.clone(),
             metrics.completed.to_string(),
             metrics.failed.to_string(),
             format!("{requests:.2}"),
-            format!("{tokens:.1}"),
+            output_rate(&metrics),
             millis(&metrics.ttft, metrics.ttft.mean()),
             millis(&metrics.ttft, metrics.ttft.percentile(50.0)),
             millis(&metrics.ttft, metrics.ttft.percentile(99.0)),
@@ -271,7 +305,7 @@ pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::record::{ClassConfig, Outcome, Record, RunConfig, Slo};
+    use crate::result::record::{ClassConfig, Outcome, Record, RunConfig, ServerSample, Slo};
 
     fn result() -> RunResult {
         let record = |class, ttft: f64| Record {
@@ -281,14 +315,14 @@ mod tests {
             latency: ttft + 0.04,
             itls: vec![0.01; 4],
             prompt_tokens: 3,
-            output_tokens: 5,
+            output_tokens: Some(5),
             ..Record::default()
         };
         let failed = Record { outcome: Outcome::Failed("status 503".into()), ..Record::default() };
         let class = |name: &str| ClassConfig { name: name.into(), ..ClassConfig::default() };
         let config = RunConfig {
             classes: vec![class("short"), class("long")],
-            percentiles: vec![50.0, 99.9],
+            percentiles: vec![50.0, 90.0, 99.9],
             percentile_metrics: vec!["ttft".into(), "e2el".into()],
             slo: Slo { ttft: Some(15.0), ..Slo::default() },
             request_rate: Some(1.5),
@@ -311,12 +345,59 @@ mod tests {
         starts("Request goodput (req/s):                 0.50");
         starts("Output token throughput (tok/s):         5.00");
         starts("---------------Time to First Token----------------");
-        starts("P50 TTFT (ms):                           15.00");
+        starts("Median TTFT (ms):                        15.00");
+        starts("P90 TTFT (ms):                           19.00");
+        assert!(!text.contains("P50"), "it is the median");
+        let mut asked = result();
+        asked.config.arguments = vec!["--metric-percentiles".to_owned(), "50,99.9".to_owned()];
+        assert!(table(&asked, None).contains("P50 TTFT (ms):                           15.00"));
         starts("P99.9 E2EL (ms):                         59.99");
         assert!(!text.contains("TPOT (ms)"), "not asked for");
         starts("Met all objectives:                      33.33 % (95 %: 6.15 to 79.23)");
         starts("failed: 1 x status 503");
         starts("warning: mind");
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_dash_and_not_a_number() {
+        let mut run = result();
+        run.config.percentile_metrics.push("tpot".into());
+        run.requests[0].output_tokens = None;
+        run.requests[2].output_tokens = None;
+        let text = table(&run, None);
+        for label in
+            ["Total generated tokens:", "Output token throughput (tok/s):", "Mean TPOT (ms):", "P90 TPOT (ms):"]
+        {
+            let line = text.lines().find(|line| line.starts_with(label)).unwrap();
+            assert_eq!(line[label.len()..].trim(), "-", "{line}");
+        }
+        let line = text.lines().find(|line| line.trim_start().starts_with("short")).unwrap();
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>()[5..9], ["-", "10.0", "10.0", "-"]);
+    }
+
+    #[test]
+    fn peaks_of_a_run_without_samples_are_not_zeros() {
+        let mut run = result();
+        run.servers.push(ServerSide { url: "http://gpu0".into(), ..ServerSide::default() });
+        let text = table(&run, None);
+        assert!(text.contains("Peak KV cache use (%):                   not sampled: the run was too short"), "{text}");
+        run.servers[0].samples.push(ServerSample::default());
+        assert!(!table(&run, None).contains("not sampled"));
+    }
+
+    #[test]
+    fn a_wide_interval_says_why() {
+        let mut run = result();
+        run.config.slo.ttft = Some(50.0);
+        // Bursts: each request is as slow as its neighbours.
+        let slow = |i: u32| if i / 20 % 2 == 0 { 0.01 } else { 0.02 };
+        run.requests = (0..100)
+            .map(|i| Record { ttft: slow(i), latency: slow(i), sent: f64::from(i), ..run.requests[0].clone() })
+            .collect();
+        let text = table(&run, Some(80));
+        let line = text.lines().find(|line| line.starts_with("Independent of each other, about:")).unwrap();
+        assert!(line.trim_end().ends_with("of 100 requests (they share queues)") && line.len() <= 80, "{line}");
+        assert!(!table(&result(), None).contains("Independent of each other"), "two requests are just few");
     }
 
     #[test]

@@ -40,7 +40,7 @@ mod tests {
             let record = |index: u64| Record {
                 index,
                 outcome: Outcome::Completed,
-                output_tokens: 2,
+                output_tokens: Some(2),
                 ttft: 0.1 + index as f64 * 0.01,
                 latency: 0.5,
                 itls: vec![0.1],

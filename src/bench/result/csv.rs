@@ -89,7 +89,7 @@ fn row(run: &str, result: &RunResult, record: &Record) -> [String; COLUMNS.len()
         error.to_owned(),
         record.prompt_tokens.to_string(),
         count(record.cached_tokens),
-        record.output_tokens.to_string(),
+        count(record.output_tokens),
         if_completed(record.ttft),
         number(record.tpot()),
         if_completed(record.latency),
@@ -113,7 +113,7 @@ mod tests {
             ttft: 0.25,
             latency: 0.75,
             itls: vec![0.25, 0.125],
-            output_tokens: 3,
+            output_tokens: Some(3),
             pool: Some("a,\"b\"".into()),
             ..Record::default()
         };
@@ -126,6 +126,6 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[0].split(',').count(), COLUMNS.len());
         assert_eq!(lines[1], "7,0,,,,,0.5,0,0,0,completed,,0,,3,0.25,0.25,0.75,0.25,\"a,\"\"b\"\"\",,,");
-        assert_eq!(lines[2], "7,1,,,,,,0,0,0,failed,status 503,0,,0,,,,,,,,");
+        assert_eq!(lines[2], "7,1,,,,,,0,0,0,failed,status 503,0,,,,,,,,,,");
     }
 }

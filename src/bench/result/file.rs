@@ -188,7 +188,10 @@ fn steady_json(steady: &Steady, config: &RunConfig) -> Value {
     map.insert("request_throughput".into(), json!(steady.request_throughput));
     map.insert("input_throughput".into(), json!(steady.input_throughput));
     map.insert("output_throughput".into(), json!(steady.output_throughput));
-    map.insert("total_token_throughput".into(), json!(steady.input_throughput + steady.output_throughput));
+    map.insert(
+        "total_token_throughput".into(),
+        json!(steady.output_throughput.map(|output| steady.input_throughput + output)),
+    );
     for name in &config.percentile_metrics {
         if let Some(distribution) = steady.metrics.measure(name) {
             statistics(&mut map, name, distribution, &config.percentiles);
@@ -223,7 +226,10 @@ fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     };
     [
         ("input_lens", list(result, |record| json!(record.prompt_tokens))),
-        ("output_lens", list(result, |record| json!(if record.is_completed() { record.output_tokens } else { 0 }))),
+        (
+            "output_lens",
+            list(result, |record| json!(if record.is_completed() { record.output_tokens } else { Some(0) })),
+        ),
         ("ttfts", list(result, |record| json!(record.ttft))),
         ("itls", list(result, |record| json!(record.itls))),
         ("start_times", list(result, |record| json!(record.sent))),
@@ -318,7 +324,7 @@ fn requests_of_arrays(top: &Map<String, Value>) -> Vec<Record> {
             queued: at("queue_times", index).unwrap_or(0.0),
             outcome: if completed { Outcome::Completed } else { Outcome::Failed(Arc::from(error)) },
             prompt_tokens: input.as_u64().unwrap_or(0),
-            output_tokens: output.as_u64().unwrap_or(0),
+            output_tokens: output.as_u64(),
             ttft,
             latency,
             itls,
@@ -344,13 +350,13 @@ mod tests {
             itls: vec![0.1, 0.1],
             latency: ttft + 0.2,
             prompt_tokens: 7,
-            output_tokens: 3,
+            output_tokens: Some(3),
             pool: Some("short".into()),
             queue_wait: Some(0.001),
             ..Record::default()
         };
         let failed =
-            Record { output_tokens: 0, ttft: 0.0, itls: vec![], ..record(1, Outcome::Failed("cut".into()), 0.0) };
+            Record { output_tokens: None, ttft: 0.0, itls: vec![], ..record(1, Outcome::Failed("cut".into()), 0.0) };
         let config = RunConfig {
             backend: "openai".into(),
             tokenizer: Some("org/model".into()),

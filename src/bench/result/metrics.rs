@@ -11,6 +11,9 @@
 //! in milliseconds. Percentile p of sorted x: linear interpolation between the two values next to position
 //! (n - 1) (p / 100), rounded as numpy rounds. Statistics of no values are 0.
 //!
+//! Where a server sends no usage and no tokenizer counts the text, output tokens are unknown: so are their sum, their rates and
+//! TPOT. Chunks are not counted as tokens, since a server may put several tokens into one.
+//!
 //! Rates divide by the duration of the whole run, ramp-up and drain included; `steady` computes rates without them. Goodput
 //! counts completed requests that met all their objectives. Latencies are those of completed requests only. For peaks,
 //! time is divided into seconds from the first send of a completed request. The peak of output tokens counts token *events*
@@ -106,8 +109,12 @@ pub struct Metrics {
     pub judgements: Vec<(bool, f64)>,
     /// Prompt tokens of completed requests.
     pub input_tokens: u64,
-    /// Output tokens of completed requests.
+    /// Prompt tokens that were asked for in completed requests.
+    pub asked_tokens: u64,
+    /// Output tokens of completed requests, as far as they are known: see [`Metrics::known_output`].
     pub output_tokens: u64,
+    /// Completed requests whose output tokens are unknown.
+    pub uncounted: u64,
     /// Time to first token.
     pub ttft: Distribution,
     /// Time per output token after the first.
@@ -168,7 +175,9 @@ impl Metrics {
             metrics.completed += 1;
             metrics.good += u64::from(good);
             metrics.input_tokens += record.prompt_tokens;
-            metrics.output_tokens += record.output_tokens;
+            metrics.asked_tokens += record.asked();
+            metrics.output_tokens += record.output_tokens.unwrap_or(0);
+            metrics.uncounted += u64::from(record.is_uncounted());
             ttft.push(record.ttft);
             tpot.extend(record.tpot());
             itl.extend_from_slice(&record.itls);
@@ -183,11 +192,11 @@ impl Metrics {
         Self { ttft, tpot, itl, e2el, client_queue, queue_wait, lag, ..metrics }
     }
 
-    /// The measure called `ttft`, `tpot`, `itl` or `e2el`.
+    /// The measure called `ttft`, `tpot`, `itl` or `e2el`. An unknown TPOT is `None`, too.
     pub fn measure(&self, name: &str) -> Option<&Distribution> {
         match name {
             "ttft" => Some(&self.ttft),
-            "tpot" => Some(&self.tpot),
+            "tpot" => self.known_tpot(),
             "itl" => Some(&self.itl),
             "e2el" => Some(&self.e2el),
             _ => None,
@@ -197,6 +206,26 @@ impl Metrics {
     /// `count` divided by the duration of the run; 0 for a run of no duration.
     pub fn per_second(&self, count: u64) -> f64 {
         if self.duration > 0.0 { count as f64 / self.duration } else { 0.0 }
+    }
+
+    /// Output tokens of completed requests; `None` when those of any are unknown.
+    pub fn known_output(&self) -> Option<u64> {
+        (self.uncounted == 0).then_some(self.output_tokens)
+    }
+
+    /// Output tokens per second; `None` as [`Metrics::known_output`].
+    pub fn output_rate(&self) -> Option<f64> {
+        self.known_output().map(|tokens| self.per_second(tokens))
+    }
+
+    /// Times per output token; `None` when nothing could be computed because tokens are unknown.
+    pub fn known_tpot(&self) -> Option<&Distribution> {
+        (self.uncounted == 0 || self.tpot.count() > 0).then_some(&self.tpot)
+    }
+
+    /// Most output tokens in one second, counted as token events; `None` as [`Metrics::known_output`].
+    pub fn known_peak(&self) -> Option<f64> {
+        (self.uncounted == 0).then_some(self.peak_tokens)
     }
 
     /// Completed and failed requests: those that the server is judged by.
@@ -329,7 +358,7 @@ mod tests {
             itls: itls.to_vec(),
             latency: ttft + itls.iter().sum::<f64>(),
             prompt_tokens: 5,
-            output_tokens: itls.len() as u64 + 1,
+            output_tokens: Some(itls.len() as u64 + 1),
             ..Record::default()
         }
     }

@@ -176,8 +176,14 @@ pub struct Record {
     /// Prompt tokens that the server found in its prefix cache, if it reports that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Output tokens: by usage, otherwise the number of token events. 0 when it failed.
-    pub output_tokens: u64,
+    /// Prompt tokens that were asked for, where the server counted another number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked_tokens: Option<u64>,
+    /// Output tokens: by the server's usage, otherwise by a tokenizer; `None` when neither counted them, or it failed.
+    pub output_tokens: Option<u64>,
+    /// Output tokens were counted by a tokenizer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub output_counted: bool,
     /// Sent to first token event. 0 when there was none.
     pub ttft: f64,
     /// Sent to last token event. 0 when there was none.
@@ -282,10 +288,25 @@ impl Record {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// (latency - ttft) / (output tokens - 1); `None` for responses of one token.
+    /// (latency - ttft) / (output tokens - 1); `None` for responses of one token, or of an unknown number.
     pub fn tpot(&self) -> Option<f64> {
-        (self.is_completed() && self.output_tokens > 1)
-            .then(|| (self.latency - self.ttft) / (self.output_tokens - 1) as f64)
+        let tokens = self.output_tokens.filter(|tokens| self.is_completed() && *tokens > 1)?;
+        Some((self.latency - self.ttft) / (tokens - 1) as f64)
+    }
+
+    /// It completed, and how many tokens it has is unknown.
+    pub fn is_uncounted(&self) -> bool {
+        self.is_completed() && self.output_tokens.is_none()
+    }
+
+    /// Prompt tokens that were asked for.
+    pub fn asked(&self) -> u64 {
+        self.asked_tokens.unwrap_or(self.prompt_tokens)
+    }
+
+    /// TPOT as objectives judge it: 0 for one token, infinite where the tokens are unknown.
+    fn judged_tpot(&self) -> f64 {
+        if self.is_uncounted() { f64::INFINITY } else { self.tpot().unwrap_or(0.0) }
     }
 
     /// Time from when it was due until it was sent, for any reason; 0 in a closed loop. A user who does not wait for others
@@ -300,12 +321,12 @@ impl Record {
     }
 
     /// Whether it completed and met every bound of `slo`, as `vllm bench serve` decides (a bound is met at equality;
-    /// a request of one token meets any TPOT).
+    /// a request of one token meets any TPOT). One of unknown tokens meets none.
     pub fn meets(&self, slo: &Slo) -> bool {
         let holds = |bound: Option<f64>, value: f64| bound.is_none_or(|bound| value <= bound / 1e3);
         self.is_completed()
             && holds(slo.ttft, self.ttft)
-            && holds(slo.tpot, self.tpot().unwrap_or(0.0))
+            && holds(slo.tpot, self.judged_tpot())
             && holds(slo.e2el, self.latency)
     }
 }
@@ -320,7 +341,7 @@ impl Record {
         let delay = self.delay();
         over(slo.ttft, delay + self.ttft)
             .max(over(slo.e2el, delay + self.latency))
-            .max(over(slo.tpot, self.tpot().unwrap_or(0.0)))
+            .max(over(slo.tpot, self.judged_tpot()))
     }
 }
 
@@ -386,7 +407,7 @@ mod tests {
             ttft: 0.25,
             latency: 0.75,
             outcome: Outcome::Completed,
-            output_tokens: 3,
+            output_tokens: Some(3),
             ..Record::default()
         };
         let failed = Record { outcome: Outcome::Failed("cut".into()), ttft: 0.0, ..record.clone() };
@@ -401,11 +422,14 @@ mod tests {
     fn an_objective_is_met_at_equality_and_never_by_a_failure() {
         let slo = Slo { ttft: Some(125.0), tpot: Some(10.0), e2el: Some(375.0) };
         let outcome = Outcome::Completed;
-        let record = Record { outcome, output_tokens: 26, ttft: 0.125, latency: 0.375, ..Record::default() };
+        let record = Record { outcome, output_tokens: Some(26), ttft: 0.125, latency: 0.375, ..Record::default() };
         assert!(record.meets(&slo));
         assert!(!Record { ttft: 0.1251, ..record.clone() }.meets(&slo));
-        assert!(!Record { output_tokens: 25, ..record.clone() }.meets(&slo));
-        assert!(Record { output_tokens: 1, ..record.clone() }.meets(&slo));
+        assert!(!Record { output_tokens: Some(25), ..record.clone() }.meets(&slo));
+        assert!(Record { output_tokens: Some(1), ..record.clone() }.meets(&slo));
+        let uncounted = Record { output_tokens: None, ..record.clone() };
+        assert!(!uncounted.meets(&slo) && uncounted.meets(&Slo { tpot: None, ..slo }));
+        assert_eq!((uncounted.tpot(), uncounted.slo_ratio(&slo)), (None, f64::INFINITY));
         assert!(!Record { outcome: Outcome::Failed("status 503".into()), ..record }.meets(&slo));
     }
 

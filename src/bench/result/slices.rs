@@ -89,10 +89,13 @@ pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
     failures
 }
 
+/// Confidence of the interval of [`attainment`].
+pub const CONFIDENCE: f64 = 0.95;
+
 /// The share of requests that met their objectives, with its 95 % interval, which accounts for clusters of misses.
 pub fn attainment(metrics: &Metrics) -> Estimate {
     let (hits, latencies): (Vec<bool>, Vec<f64>) = metrics.judgements.iter().copied().unzip();
-    proportion::of_series_with(&hits, &latencies, 0.95)
+    proportion::of_series_with(&hits, &latencies, CONFIDENCE)
 }
 
 /// The slices as JSON: for each, the keys of `vllm bench serve` and a few of our own.
@@ -107,6 +110,7 @@ pub fn slice_json(metrics: &Metrics, result: &RunResult) -> Map<String, Value> {
     map.insert("sent".into(), json!(metrics.sent));
     map.insert("left".into(), json!(metrics.left));
     map.insert("unfinished".into(), json!(metrics.unfinished));
+    map.insert("asked_input_tokens".into(), json!(metrics.asked_tokens));
     if result.config.has_slo() {
         let attainment = attainment(metrics);
         map.insert("attainment".into(), json!(metrics.attainment()));
@@ -132,7 +136,7 @@ mod tests {
             pool: pool.map(Into::into),
             ttft: 0.25,
             latency: 0.5,
-            output_tokens: 2,
+            output_tokens: Some(2),
             ..Record::default()
         };
         let class = |name: &str, ttft| ClassConfig {

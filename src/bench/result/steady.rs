@@ -60,8 +60,9 @@ pub struct Steady {
     pub request_throughput: f64,
     /// Prompt tokens of requests sent in it, per second.
     pub input_throughput: f64,
-    /// Token events in it, per second.
-    pub output_throughput: f64,
+    /// Output tokens in it, per second; `None` when those of a request are unknown. The tokens of a request are spread evenly
+    /// over its token events.
+    pub output_throughput: Option<f64>,
     /// Of the requests sent in it.
     pub metrics: Metrics,
 }
@@ -84,7 +85,11 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     let inside = |moment: f64| start <= moment && (moment < end || (closed.is_none() && moment <= end));
     let completed = || result.requests.iter().filter(|record| record.is_completed());
     let started = completed().filter(|record| inside(record.sent));
-    let tokens: u64 = completed().map(|record| events(record).filter(|at| inside(*at)).count() as u64).sum();
+    let tokens = completed().map(|record| {
+        let share = events(record).filter(|at| inside(*at)).count() as f64 / (record.itls.len() + 1) as f64;
+        record.output_tokens.map(|tokens| tokens as f64 * share)
+    });
+    let tokens: Option<f64> = tokens.sum();
     let done = completed().filter(|record| inside(record.sent + record.latency)).count() as u64;
     let metrics = Metrics::of_requests(started, length, &result.config);
     let short = length < SHORT.max(result.duration / 10.0);
@@ -104,7 +109,7 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
         window,
         request_throughput: done as f64 / length,
         input_throughput: metrics.input_tokens as f64 / length,
-        output_throughput: tokens as f64 / length,
+        output_throughput: tokens.map(|tokens| tokens / length),
         metrics,
     })
 }
@@ -225,7 +230,7 @@ mod tests {
             itls: vec![latency / 2.0],
             outcome,
             prompt_tokens: 10,
-            output_tokens: 2,
+            output_tokens: Some(2),
             ..Record::default()
         }
     }
@@ -248,7 +253,7 @@ mod tests {
         assert_eq!(steady.request_throughput, 0.25);
         assert_eq!(steady.input_throughput, 5.0);
         // Token events at 2, 4 and 3 are inside, those at 5, 5.5 and 6.5 are not.
-        assert_eq!(steady.output_throughput, 0.75);
+        assert_eq!(steady.output_throughput, Some(0.75));
         assert!(steady.window.warning.unwrap().contains("only 4.0 s"));
     }
 
@@ -319,7 +324,7 @@ mod tests {
         near(ours.window.duration_s, &window["duration_s"], 1e-3);
         near(ours.request_throughput, &theirs["request_throughput"], 1e-3);
         near(ours.input_throughput, &theirs["input_throughput"], 1e-3);
-        near(ours.output_throughput, &theirs["output_throughput"], 2e-3);
+        near(ours.output_throughput.unwrap(), &theirs["output_throughput"], 2e-3);
         near(ours.metrics.ttft.mean() * 1e3, &theirs["mean_ttft_ms"], 1e-9);
         near(ours.metrics.tpot.mean() * 1e3, &theirs["mean_tpot_ms"], 1e-9);
         near(ours.metrics.ttft.percentile(99.0) * 1e3, &theirs["percentiles_ttft_ms"][2][1], 1e-9);

@@ -1,7 +1,8 @@
 //! Statistics as JSON, under the keys of `vllm bench serve`.
 //!
 //! The keys and their arithmetic are those of `vllm bench serve`, so that scripts written for its files read ours.
-//! Latencies are in milliseconds. The arrays of single requests are in `file`.
+//! Latencies are in milliseconds. What depends on output tokens is null where these are unknown. The arrays of single requests
+//! are in `file`.
 
 use serde_json::{Map, Value, json};
 
@@ -40,33 +41,46 @@ pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
 /// Statistics of a set of requests under the keys of `vllm bench serve`.
 pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> {
     let goodput = config.has_slo().then(|| metrics.per_second(metrics.good));
+    let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
     let mut map = Map::new();
     for (key, value) in [
         ("duration", json!(metrics.duration)),
         ("completed", json!(metrics.completed)),
         ("failed", json!(metrics.failed)),
         ("total_input_tokens", json!(metrics.input_tokens)),
-        ("total_output_tokens", json!(metrics.output_tokens)),
+        ("total_output_tokens", json!(metrics.known_output())),
         ("request_throughput", json!(metrics.per_second(metrics.completed))),
         ("request_goodput", json!(goodput)),
         ("input_throughput", json!(metrics.per_second(metrics.input_tokens))),
-        ("output_throughput", json!(metrics.per_second(metrics.output_tokens))),
-        ("total_token_throughput", json!(metrics.per_second(metrics.input_tokens + metrics.output_tokens))),
-        ("max_output_tokens_per_s", json!(metrics.peak_tokens)),
+        ("output_throughput", json!(metrics.output_rate())),
+        ("total_token_throughput", json!(total)),
+        ("max_output_tokens_per_s", json!(metrics.known_peak())),
         ("max_concurrent_requests", json!(metrics.peak_requests)),
         ("rtfx", json!(0.0)),
     ] {
         map.insert(key.into(), value);
     }
     for name in &config.percentile_metrics {
-        if let Some(distribution) = metrics.measure(name) {
-            statistics(&mut map, name, distribution, &config.percentiles);
+        match metrics.measure(name) {
+            Some(distribution) => statistics(&mut map, name, distribution, &config.percentiles),
+            None if name == "tpot" => unknown(&mut map, name, &config.percentiles),
+            None => {}
         }
     }
     if config.max_concurrency.is_some() && config.percentile_metrics.iter().any(|name| name == "client_queue_time") {
         statistics(&mut map, "client_queue_time", &metrics.client_queue, &config.percentiles);
     }
     map
+}
+
+/// The keys of [`statistics`], null: the measure is unknown.
+fn unknown(map: &mut Map<String, Value>, name: &str, percentiles: &[f64]) {
+    for statistic in ["mean", "median", "std"] {
+        map.insert(format!("{statistic}_{name}_ms"), Value::Null);
+    }
+    for p in percentiles {
+        map.insert(format!("p{p}_{name}_ms"), Value::Null);
+    }
 }
 
 pub(super) fn statistics(map: &mut Map<String, Value>, name: &str, of: &Distribution, percentiles: &[f64]) {

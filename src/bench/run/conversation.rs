@@ -21,8 +21,9 @@ pub(super) async fn run_conversation(
     let mut conversation = Conversation::new(workload, sessions, session);
     let mut records = Vec::new();
     while let Some(request) = conversation.next_turn(workload, sessions) {
+        let asked = u64::from(request.output_tokens);
         let Some(sent) = sender.send(conversation.ordinal(), request, due).await else { break };
-        let (completed, tokens) = (sent.record.is_completed(), sent.record.output_tokens);
+        let (completed, tokens) = (sent.record.is_completed(), sent.record.output_tokens.unwrap_or(asked));
         records.push(sent.record);
         if !completed {
             break;

@@ -2,7 +2,7 @@
 //!
 //! `plan` says what to send, and `runner` turns a plan into a result. `sender` sends one request, `conversation` the turns of
 //! a conversation. Meanwhile `progress` counts requests, `scrape` samples the metrics of the servers, and `lag` measures
-//! how late this process is. `profile` starts and stops the servers' profilers. Bounds: at most [`MAX_REQUESTS`](crate::load::arrival::MAX_REQUESTS)
+//! how late this process is. `counts` compares the tokens asked for with those of the server. `profile` starts and stops the servers' profilers. Bounds: at most [`MAX_REQUESTS`](crate::load::arrival::MAX_REQUESTS)
 //! requests a run.
 
 pub mod plan;
@@ -10,6 +10,7 @@ pub mod progress;
 pub mod lag;
 pub mod profile;
 pub mod scrape;
+mod counts;
 mod sender;
 mod conversation;
 pub mod runner;

@@ -4,9 +4,11 @@
 //! long preparations take, because connections are opened and prompts built before the clock starts. Labels, objectives
 //! and percentiles are not part of it; the caller adds them to the result.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::load::arrival::{Arrival, Extent};
+use crate::load::dataset::TokenCounter;
 use crate::load::session::Sessions;
 use crate::load::workload::{RequestSource, Workload};
 use crate::result::record::{Ramp, RunConfig};
@@ -41,6 +43,8 @@ pub struct RunPlan {
     pub scrape: Vec<String>,
     /// Whether records keep the text of their responses.
     pub keep_texts: bool,
+    /// Counts the output tokens of responses without usage.
+    pub counter: Option<Arc<TokenCounter>>,
 }
 
 impl RunPlan {
@@ -55,6 +59,7 @@ impl RunPlan {
             sessions: None,
             scrape: Vec::new(),
             keep_texts: false,
+            counter: None,
         }
     }
 

@@ -28,6 +28,7 @@ use crate::load::workload::LoadRequest;
 use crate::result::record::{Record, RunResult};
 use crate::result::validity;
 use crate::run::conversation::run_conversation;
+use crate::run::counts;
 use crate::run::lag::LagMonitor;
 use crate::run::plan::RunPlan;
 use crate::run::progress::Progress;
@@ -56,7 +57,7 @@ async fn run_plan(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progr
     let start = Instant::now() + plan.lead();
     client.open(plan.initial_requests()).await;
     let sender = RequestSender::new(plan, client, progress, start);
-    let scraper = Scraper::start(&plan.scrape, client.headers(), start).await?;
+    let scraper = Scraper::start(&plan.scrape, client, start).await?;
     let lag = LagMonitor::start();
     let mut requests = match plan.arrival {
         Arrival::ClosedLoop { concurrency } => closed_loop(&sender, concurrency).await?,
@@ -71,11 +72,12 @@ async fn run_plan(plan: &RunPlan, client: &Arc<LoadClient>, progress: &Arc<Progr
         duration,
         partial: progress.is_stopped(),
         requests,
-        servers: scraper.finish(start).await,
+        servers: scraper.finish().await,
         client: client_health,
         ..RunResult::default()
     };
     result.warnings = validity::warnings(&result);
+    result.warnings.extend(counts::warnings(&result, plan));
     Ok(result)
 }
 

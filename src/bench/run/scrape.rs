@@ -1,8 +1,8 @@
-//! Reads the `/metrics` of the servers before, after, and once a second during a run.
+//! Reads the `/metrics` of the servers before, after, and during a run: soon after its start, later once a second.
 //!
-//! Differences of counters over the run give the hit rate of the prefix cache and the number of preemptions. Samples give the
-//! use of the KV cache and the numbers of running and waiting requests. Peaks are lower bounds, since values between two
-//! samples are not known. A server whose first page cannot be read, or is not vLLM's, is not sampled.
+//! Differences of counters over the run give the hit rate of the prefix cache and the number of preemptions. Samples during
+//! the run give the use of the KV cache and the numbers of running and waiting requests; a run may be too short for one, and
+//! then these are unknown. Peaks are lower bounds, since values between two samples are not known. A server whose first page cannot be read, or is not vLLM's, is not sampled.
 //!
 //! Bounds: at most [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
 
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::client::load_client::LoadClient;
 use crate::client::target::Target;
 use crate::error::BenchError;
 use crate::result::record::{ServerSample, ServerSide};
@@ -21,6 +22,8 @@ use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 
 /// Time between two samples.
 pub const PERIOD: Duration = Duration::from_secs(1);
+/// Time from the start to the first sample. The time to the next one doubles until it is [`PERIOD`].
+pub const FIRST: Duration = Duration::from_millis(100);
 /// Timeout of one sample; a busy vLLM responds late.
 pub const LIMIT: Duration = Duration::from_secs(5);
 /// Samples kept for each server: a day.
@@ -49,10 +52,11 @@ struct ServerHistory {
 
 impl Scraper {
     /// Begins to sample the servers at `urls`. Times count from `start`.
-    pub(crate) async fn start(urls: &[String], headers: &HeaderMap, start: Instant) -> Result<Self, BenchError> {
+    pub(crate) async fn start(urls: &[String], client: &LoadClient, start: Instant) -> Result<Self, BenchError> {
         let mut scraper = Self::default();
+        let headers = client.headers();
         for url in urls {
-            let target = Target::new(url)?;
+            let target = Target::new(url, client.tls())?;
             let Some(before) = scrape(&target, headers).await else { continue };
             let side = ServerSide { url: target.url.clone(), ..ServerSide::default() };
             let history = Mutex::new(ServerHistory { last: before.clone(), before, side });
@@ -64,14 +68,15 @@ impl Scraper {
     }
 
     /// Takes a last sample and returns the differences and peaks.
-    pub(crate) async fn finish(mut self, start: Instant) -> Vec<ServerSide> {
+    pub(crate) async fn finish(mut self) -> Vec<ServerSide> {
         self.tasks.abort_all();
         let mut sides = Vec::new();
         for server in &self.servers {
             let last = scrape(&server.target, &server.headers).await;
             let mut history = server.history.lock();
             if let Some(last) = last {
-                history.record(last, start.elapsed().as_secs_f64());
+                // The requests are over: it counts for the counters only.
+                history.last = last;
             }
             sides.push(history.side());
         }
@@ -80,8 +85,12 @@ impl Scraper {
 }
 
 async fn scrape_periodically(server: Arc<ScrapedServer>, start: Instant) {
+    // The start may lie ahead, while prompts are built.
+    tokio::time::sleep_until(start).await;
+    let mut pause = FIRST;
     loop {
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(pause).await;
+        pause = PERIOD.min(pause * 2);
         if let Some(snapshot) = scrape(&server.target, &server.headers).await {
             server.history.lock().record(snapshot, start.elapsed().as_secs_f64());
         }
@@ -126,6 +135,7 @@ impl ServerHistory {
 mod tests {
     use super::*;
     use crate::client::mock::{MockEngine, MockResponse};
+    use crate::load::body::Api;
 
     fn page(queries: u64, hits: u64, running: u64) -> MockResponse {
         let page = format!(
@@ -135,24 +145,46 @@ mod tests {
         MockResponse::stream(vec![page], Duration::ZERO)
     }
 
+    async fn sides(engine: &MockEngine, samples: u64) -> Vec<ServerSide> {
+        let client = LoadClient::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
+        let scraper = Scraper::start(&[engine.url()], &client, Instant::now()).await.unwrap();
+        let deadline = Instant::now() + 4 * LIMIT;
+        let taken =
+            || scraper.servers.iter().map(|server| server.history.lock().side.samples.len() as u64).sum::<u64>();
+        while taken() < samples {
+            assert!(Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        scraper.finish().await
+    }
+
     #[tokio::test]
     async fn differences_and_peaks_over_the_run() {
-        let engine = MockEngine::start(|number| if number == 0 { page(100, 40, 5) } else { page(300, 140, 3) }).await;
-        let start = Instant::now();
-        let scraper = Scraper::start(&[engine.url()], &HeaderMap::new(), start).await.unwrap();
-        let sides = scraper.finish(start).await;
+        // Before the run, during it, and from then on.
+        let engine = MockEngine::start(|number| match number {
+            0 => page(100, 40, 5),
+            1 => page(200, 40, 3),
+            _ => page(300, 140, 2),
+        });
+        let engine = engine.await;
+        let sides = sides(&engine, 1).await;
         assert_eq!(sides.len(), 1);
         assert_eq!((sides[0].prefix_queries, sides[0].prefix_hits), (200.0, 100.0));
         assert_eq!((sides[0].running_peak, sides[0].kv_peak), (3.0, 0.3));
-        assert_eq!(sides[0].samples.len(), 1);
+        assert!(!sides[0].samples.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_page_after_a_short_run_is_no_sample_of_it() {
+        let engine = MockEngine::start(|number| page(100 * number, 0, 0)).await;
+        let sides = sides(&engine, 0).await;
+        assert_eq!((sides[0].prefix_queries, sides[0].samples.len()), (100.0, 0));
     }
 
     #[tokio::test]
     async fn a_page_that_is_not_vllms_gives_nothing() {
         let engine = MockEngine::start(|_| MockResponse::stream(vec!["hello".into()], Duration::ZERO)).await;
-        let start = Instant::now();
-        let scraper = Scraper::start(&[engine.url()], &HeaderMap::new(), start).await.unwrap();
-        assert_eq!(scraper.finish(start).await, []);
+        assert_eq!(sides(&engine, 0).await, []);
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl RequestSender {
         mut request: LoadRequest,
         due: Option<Instant>,
     ) -> Option<SentRequest> {
-        request.keep_text |= self.plan.keep_texts;
+        request.keep_text |= self.plan.keep_texts || self.plan.counter.is_some();
         if let Some(due) = due {
             // The runtime's timer may be late by its resolution. Never before the start: the times of a record count from it.
             self.wait_until((due - TIMER_GRAIN).max(self.start)).await;
@@ -103,7 +103,7 @@ impl RequestSender {
         let (class, adapter) = (request.class, request.adapter);
         self.progress.notify(RequestEvent::Sent(InFlight { index: ordinal, class, adapter, due: due_at }));
         let mut routing = RoutingInfo::default();
-        let exchange = tokio::select! {
+        let mut exchange = tokio::select! {
             response = self.client.send_with_routing(&request, sent, &mut routing) => match response {
                 Ok(timing) => Exchange::Completed(timing),
                 Err(failure) => Exchange::Failed(failure),
@@ -115,11 +115,31 @@ impl RequestSender {
         self.progress.record_ended(ttft, failed);
         let mut record = self.new_record(ordinal, &request, due, sent);
         record.queued = slot.waited.as_secs_f64();
+        // Others may send while the tokens of this response are counted.
+        drop(slot);
+        if let Exchange::Completed(timing) = &mut exchange {
+            record.output_counted = self.count_output(timing).await;
+        }
         fill_routing(&mut record, routing);
-        let text = fill_outcome(&mut record, exchange);
+        let text = fill_outcome(&mut record, exchange, request.generated);
         record.text = text.as_deref().filter(|_| self.plan.keep_texts).map(Box::from);
         self.progress.notify(RequestEvent::Ended(&record));
         Some(SentRequest { record, text })
+    }
+
+    /// Counts the output tokens of a response without usage. Returns whether it did.
+    async fn count_output(&self, timing: &mut Timing) -> bool {
+        let (None, Some(counter), Some(texts)) = (timing.output_tokens, &self.plan.counter, &mut timing.texts) else {
+            return false;
+        };
+        let (counter, said) = (counter.clone(), std::mem::take(texts));
+        let counting = move || {
+            let tokens = said.iter().map(|choice| counter.output(&choice.text) + counter.output(&choice.other)).sum();
+            (tokens, said)
+        };
+        let (tokens, said): (u64, _) = join(tokio::task::spawn_blocking(counting).await);
+        (*texts, timing.output_tokens) = (said, Some(tokens));
+        true
     }
 
     /// Waits until `max_concurrency` allows another request. `None` when the run is stopped meanwhile.
@@ -159,20 +179,22 @@ fn fill_routing(record: &mut Record, routing: RoutingInfo) {
 }
 
 /// Writes the outcome into `record`. Returns the text of the response.
-fn fill_outcome(record: &mut Record, exchange: Exchange) -> Option<String> {
+fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Option<String> {
     match exchange {
         Exchange::Abandoned => record.outcome = Outcome::Unfinished,
         Exchange::Failed(RequestFailure::ClientLeft) => record.outcome = Outcome::Left,
         Exchange::Failed(failure) => record.outcome = Outcome::Failed(failure.to_string().into()),
         Exchange::Completed(timing) => {
             record.outcome = Outcome::Completed;
-            record.prompt_tokens = timing.prompt_tokens.unwrap_or(record.prompt_tokens);
+            let asked = record.prompt_tokens;
+            record.prompt_tokens = timing.prompt_tokens.unwrap_or(asked);
+            record.asked_tokens = (generated && record.prompt_tokens != asked).then_some(asked);
             record.cached_tokens = timing.cached_tokens;
             record.output_tokens = timing.output_tokens;
             record.ttft = timing.ttft.as_secs_f64();
             record.latency = timing.e2el.as_secs_f64();
             record.itls = timing.gaps.iter().map(Duration::as_secs_f64).collect();
-            return timing.text;
+            return timing.text().map(str::to_owned);
         }
     }
     None

@@ -168,7 +168,7 @@ mod tests {
             outcome,
             ttft,
             latency,
-            output_tokens: 11,
+            output_tokens: Some(11),
             ..Record::default()
         }
     }

@@ -93,6 +93,9 @@ pub(super) struct ServerArgs {
     /// Headers to send, KEY=VALUE; a bearer token is taken from OPENAI_API_KEY
     #[arg(long, hide_short_help = true, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
     pub(super) header: Vec<(String, String)>,
+    /// Accept any certificate at https addresses
+    #[arg(long, hide_short_help = true)]
+    pub(super) insecure: bool,
     /// Servers whose /metrics are read during the run [default: --base-url]
     #[arg(long, hide_short_help = true, value_name = "URL", value_delimiter = ',')]
     pub(super) metrics_url: Vec<String>,
@@ -185,7 +188,7 @@ pub(super) struct DatasetArgs {
     #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) sharegpt_output_len: Option<u32>,
     /// Output tokens of custom; -1 takes "output_tokens" of each line
-    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "TOKENS", default_value_t = 256, allow_negative_numbers = true, value_parser = super::values::custom_length)]
     pub(super) custom_output_len: i64,
     /// Keep the order of the file for sharegpt and custom
     #[arg(long, help_heading = FILES, hide_short_help = true)]
@@ -208,13 +211,14 @@ pub(super) struct DatasetArgs {
     /// Key of a timed trace's block names
     #[arg(long, help_heading = FILES, hide_short_help = true, value_name = "KEY", default_value = "hash_ids")]
     pub(super) timed_trace_label_hash_ids: String,
-    /// tokenizer.json, or its folder, for exact lengths of texts
+    /// The model's tokenizer.json, or its folder: text prompts have exactly the tokens asked for, and responses without usage are
+    /// counted
     #[arg(long, hide_short_help = true, value_name = "PATH")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Prompts of token ids (the default for completions)
     #[arg(long, help_heading = GENERATED, hide_short_help = true, conflicts_with = "prompt_text")]
     pub(super) prompt_token_ids: bool,
-    /// Prompts of words, about one for each token
+    /// Prompts of text (chat always): about one word for each token; exact with --tokenizer
     #[arg(long, help_heading = GENERATED, hide_short_help = true)]
     pub(super) prompt_text: bool,
     /// Token ids that prompts are made of, FIRST-LAST
@@ -244,6 +248,9 @@ pub(super) struct DatasetArgs {
     /// Weights of the adapters, and one more for the base model if it is to have a share
     #[arg(long, help_heading = ADAPTERS, hide_short_help = true, value_name = "W", value_delimiter = ',')]
     pub(super) lora_weights: Vec<f64>,
+    /// Send the field "user" with one of this many names (user-0, user-1, ..); a conversation keeps its user
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub(super) users: u32,
     /// Share of clients that leave before the end of their response
     #[arg(long, hide_short_help = true, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     pub(super) leave_share: f64,

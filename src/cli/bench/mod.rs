@@ -10,12 +10,14 @@
 //! |---|---|
 //! | `args`, `values` | the flags |
 //! | `requests`, `plan` | from flags to a workload and a plan |
+//! | `calibrate` | how many tokens the server adds to a text |
 //! | `show` | what is printed and saved |
 //! | `find_rate` | the search for the highest rate |
 //! | `tools` | saved results: report, compare |
 //! | `error`, `signals` | exit codes, Ctrl-C |
 
 mod args;
+mod calibrate;
 mod error;
 pub(super) mod find_rate;
 mod plan;
@@ -84,6 +86,7 @@ async fn measure_all(args: &BenchArgs) -> Result<ExitCode, CommandError> {
     let mut setup = set_up(args).await?;
     if !args.output.dry_run {
         setup.server_versions = server_versions(&setup.client).await;
+        calibrate::calibrate(&mut setup).await;
     }
     setup.notes.iter().for_each(|note| eprintln!("note: {note}"));
     if args.search.find_rate && !args.output.dry_run {
@@ -197,6 +200,10 @@ async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<(u16, Ve
     loop {
         let responses = client.get_each("/v1/models", MAX_MODEL_LIST, READY_TIMEOUT).await;
         let unready = client.urls().into_iter().zip(&responses).find_map(|(url, response)| match response {
+            Err(RequestFailure::Tls) => Some(format!(
+                "the TLS handshake with {url} failed: if its certificate is not one that this machine trusts, name its CA in \
+                 SSL_CERT_FILE, or give --insecure; if it speaks no TLS, write http://"
+            )),
             Err(RequestFailure::Connect) => Some(format!(
                 "nothing listens at {url}; is the server running? (--base-url, --ready-check-timeout-sec)"
             )),

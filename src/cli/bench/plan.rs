@@ -12,9 +12,11 @@ use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 
 use super::args::{BenchArgs, RampStrategy};
-use super::requests::{api, dataset_name, sessions, workload};
+use super::requests::{Built, api, dataset_name, sessions, workload};
 use super::values::{Goodput, Rate};
-use crate::bench::{Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Workload};
+use crate::bench::{
+    Arrival, Extent, LoadClient, MAX_SECONDS, PrefixKind, RequestSource, RunPlan, RunResult, Trust, Workload,
+};
 use crate::config::MASK;
 
 /// All that a run needs, and the flags that its result records.
@@ -40,7 +42,8 @@ pub(super) fn client(args: &BenchArgs) -> anyhow::Result<LoadClient> {
         }
     };
     let limit = Duration::try_from_secs_f64(server.request_timeout).context("--request-timeout")?;
-    let client = LoadClient::new(&urls, api(args), limit)?.with_headers(headers(args)?);
+    let trust = if server.insecure { Trust::Anyone } else { Trust::System };
+    let client = LoadClient::trusting(trust, &urls, api(args), limit)?.with_headers(headers(args)?);
     Ok(match &server.endpoint {
         Some(path) => client.with_path(path)?,
         None => client,
@@ -66,7 +69,7 @@ fn headers(args: &BenchArgs) -> anyhow::Result<HeaderMap> {
 impl Setup {
     /// Builds the setup from the flags, with `model` as the model's name.
     pub(super) fn of(args: &BenchArgs, client: LoadClient, model: &str) -> anyhow::Result<Self> {
-        let (workload, notes) = workload(args, model)?;
+        let Built { workload, counter, notes } = workload(args, model)?;
         let (arrival, extent) = arrival(args, &workload)?;
         let closed = matches!(arrival, Arrival::ClosedLoop { .. });
         let metrics = match args.server.metrics_url.is_empty() {
@@ -78,6 +81,7 @@ impl Setup {
             sessions: sessions(args)?,
             scrape: metrics,
             keep_texts: args.output.save_detailed,
+            counter: counter.tokenizer().is_some().then(|| Arc::new(counter)),
             ..RunPlan::new(workload, arrival, extent)
         };
         plan.workload.check()?;

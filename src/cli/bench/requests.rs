@@ -9,27 +9,37 @@ use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
 
 use super::args::{Backend, BenchArgs, DatasetName, LoraAssignment};
-use crate::bench::load::dataset::{self, DatasetFormat, Items, ReadOptions, TokenCounter, TraceKeys};
+use crate::bench::load::dataset::{self, DatasetFormat, ItemPrompt, Items, ReadOptions, TokenCounter, TraceKeys};
 use crate::bench::{
-    AdapterChoice, Adapters, Api, BodyFields, Class, Length, Prefix, PrefixKind, PromptTokens, RequestSource, Sessions,
-    Slo, Workload,
+    AdapterChoice, Adapters, Api, BodyFields, Class, ExactText, Length, Prefix, PrefixKind, PromptTokens,
+    RequestSource, Sessions, Slo, Workload,
 };
 
-/// Builds the workload of the flags, with `model` as the model's name, and notes about its data set.
-pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<(Workload, Vec<String>)> {
+/// The workload of the flags.
+pub(super) struct Built {
+    pub(super) workload: Workload,
+    /// Counts tokens as the flags say.
+    pub(super) counter: TokenCounter,
+    /// Notes about its data set.
+    pub(super) notes: Vec<String>,
+}
+
+/// Builds the workload of the flags, with `model` as the model's name.
+pub(super) fn workload(args: &BenchArgs, model: &str) -> anyhow::Result<Built> {
     let counter = args.dataset.tokenizer.as_deref().map_or(Ok(TokenCounter::Bytes), TokenCounter::exact)?;
     let LoadedSource { source, notes, adapters: found } = load_source(args, &counter, model)?;
     let workload = Workload {
         model: args.server.served_model_name.clone().unwrap_or_else(|| model.to_owned()),
         api: api(args),
+        tokens: tokens(args, &counter, &source)?,
         source,
         adapters: adapters(args, found)?,
-        tokens: tokens(args, &counter)?,
         fields: fields(args)?,
         leaving: args.dataset.leave_share,
+        users: args.dataset.users,
         seed: args.load.seed,
     };
-    Ok((workload, notes))
+    Ok(Built { workload, counter, notes })
 }
 
 pub(super) fn api(args: &BenchArgs) -> Api {
@@ -172,13 +182,24 @@ fn adapters(args: &BenchArgs, found: Vec<String>) -> anyhow::Result<Adapters> {
     Ok(Adapters { names: flags.lora_modules.clone(), choice })
 }
 
-fn tokens(args: &BenchArgs, counter: &TokenCounter) -> anyhow::Result<PromptTokens> {
+fn tokens(args: &BenchArgs, counter: &TokenCounter, source: &RequestSource) -> anyhow::Result<PromptTokens> {
     let flags = &args.dataset;
     if api(args) == Api::Chat || flags.prompt_text || flags.multi_turn {
         if flags.prompt_token_ids {
             bail!("--prompt-token-ids: only completions take token ids, and conversations are text");
         }
-        return Ok(PromptTokens::Words);
+        let made = match source {
+            RequestSource::Classes(_) => true,
+            RequestSource::Items(items) => items.list.iter().any(|item| matches!(item.prompt, ItemPrompt::Made { .. })),
+        };
+        return Ok(match counter.tokenizer().filter(|_| made) {
+            None => PromptTokens::Words,
+            // Until a probe of the server says what it adds: the special tokens of a completion's prompt.
+            Some(tokenizer) => PromptTokens::Exact(ExactText::new(tokenizer).adding(match api(args) {
+                Api::Completions => counter.special(),
+                Api::Chat => 0,
+            })),
+        });
     }
     let Length::Between { min, max } = flags.vocabulary else {
         bail!("--vocabulary: give FIRST-LAST, such as 1000-7999")

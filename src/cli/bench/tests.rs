@@ -6,6 +6,8 @@ use super::*;
 use crate::bench::mock::{MockEngine, MockResponse, completion_stream};
 use crate::bench::result::file;
 
+mod lengths;
+
 #[derive(Debug, clap::Parser)]
 struct Parsed {
     #[command(flatten)]
@@ -225,6 +227,7 @@ async fn wrong_usage_is_found_before_the_first_request() {
     wrong(&["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs a file").await;
     wrong(&["--dataset-name", "azure", "--dataset-path", "/nowhere.csv"], "cannot read the dataset /nowhere.csv").await;
     wrong(&["--self-timed"], "no times of its own").await;
+    wrong(&["--base-url", "ftp://gpu0"], "is not an address to send to").await;
     wrong(&["--backend", "openai-chat", "--prompt-token-ids"], "only completions take token ids").await;
     wrong(&["--extra-body", "[1]"], "--extra-body is not a JSON object").await;
     wrong(&["--extra-body", "{\"stream\":false}"], "may not set `stream`").await;
@@ -236,8 +239,10 @@ async fn wrong_usage_is_found_before_the_first_request() {
     let ramp = ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "9", "--ramp-up-end-rps", "1"];
     wrong(&ramp, "is above").await;
     assert_eq!(engine.requests(), 0);
-    let error = Parsed::try_parse_from(["bench", "--request-rate", "-3"]).unwrap_err();
-    assert_eq!(error.exit_code(), 2);
+    for flags in [["--request-rate", "-3"], ["--custom-output-len", "0"], ["--custom-output-len", "-2"]] {
+        let error = Parsed::try_parse_from([&["bench"], &flags[..]].concat()).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{flags:?}");
+    }
 }
 
 #[tokio::test]

@@ -188,11 +188,15 @@ fn comparison_text(comparison: &Comparison) -> String {
             number(row.unit, row.b.value),
             if value.is_finite() { format!("{:+.1}{unit}", value * scale) } else { "-".to_owned() },
             format!("{}{} .. {}", if row.rough { "~ " } else { "" }, end(low), end(high)),
-            compare::verdict_word(row.verdict).to_owned(),
+            comparison.verdict_on(row).to_owned(),
         ]);
     }
     let table = table.text(Some(table_width()));
-    let mut text = format!("{table}\n{}\n", comparison.verdict());
+    // What makes the numbers worthless stands before them.
+    let mut text = match comparison.loads.is_empty() {
+        true => format!("{table}\n{}\n", comparison.verdict()),
+        false => format!("{}\n\n{table}\n", comparison.verdict()),
+    };
     if comparison.rows.iter().any(|row| row.rough) {
         text.push_str("~: an approximate interval: too few requests, or too clustered, for a guaranteed one.\n");
     }

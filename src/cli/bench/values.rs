@@ -190,6 +190,14 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
 }
 
 /// A number from 0 to 100.
+/// Output tokens of a custom data set: a number, or -1.
+pub(super) fn custom_length(text: &str) -> Result<i64, String> {
+    match text.parse() {
+        Ok(length @ (-1 | 1..=0xffff_ffff)) => Ok(length),
+        _ => Err("give a number of tokens, or -1 for those of each line".to_owned()),
+    }
+}
+
 pub(super) fn percentile(text: &str) -> Result<f64, String> {
     let p = text.parse::<f64>().ok().filter(|p| (0.0..=100.0).contains(p));
     p.ok_or_else(|| format!("'{text}' is not a percentile, a number from 0 to 100"))

@@ -48,6 +48,14 @@ pub fn dependence(hits: &[bool]) -> Dependence {
     design_effect(&values)
 }
 
+/// How many independent trials say as much as the trials of an interval of this confidence; 0 for the interval of none.
+pub fn effective(estimate: &Estimate, confidence: f64) -> f64 {
+    // An end of Wilson's interval is where the share seen lies z standard deviations of that end away.
+    let end = if estimate.low > 0.0 { estimate.low } else { estimate.high };
+    let distance = (estimate.value - end).abs();
+    if distance > 0.0 { two_sided_z(confidence).powi(2) * end * (1.0 - end) / (distance * distance) } else { 0.0 }
+}
+
 fn with_dependence(hits: &[bool], confidence: f64, dependence: Dependence) -> Estimate {
     let total = hits.iter().filter(|hit| **hit).count() as f64;
     let inflation = dependence.inflation(confidence);
@@ -70,6 +78,15 @@ mod tests {
         close(wilson(0.0, 10.0, 0.95), 0.0, 0.277533);
         close(wilson(10.0, 10.0, 0.95), 0.722467, 1.0);
         assert_eq!(wilson(0.0, 0.0, 0.95), Estimate { value: 0.0, low: 0.0, high: 1.0 });
+    }
+
+    #[test]
+    fn the_independent_trials_behind_an_interval_are_found_again() {
+        for (hits, count) in [(90.0, 100.0), (100.0, 100.0), (0.0, 16.0), (12.5, 15.8)] {
+            let found = effective(&wilson(hits, count, 0.95), 0.95);
+            assert!((found - count).abs() < 1e-6, "{found} of {count}");
+        }
+        assert_eq!(effective(&wilson(0.0, 0.0, 0.95), 0.95), 0.0);
     }
 
     #[test]

@@ -86,8 +86,9 @@ fn errors(row: &MeasuredRow, constants: &Constants) -> [f64; 5] {
     let ttft = |record: &sluice_bench::Record| record.ttft;
     let e2el = |record: &sluice_bench::Record| record.latency;
     let short: Vec<_> = run.result.requests.iter().filter(|record| record.class == 0).collect();
-    let tpot =
-        |record: &&sluice_bench::Record| (record.latency - record.ttft) * 1e3 / (record.output_tokens - 1) as f64;
+    let tpot = |record: &&sluice_bench::Record| {
+        (record.latency - record.ttft) * 1e3 / (record.output_tokens.unwrap() - 1) as f64
+    };
     let tpot = short.iter().map(tpot).sum::<f64>() / short.len() as f64;
     let simulated = [tail(0, ttft), tail(0, e2el), tpot, tail(1, ttft), tail(1, e2el)];
     println!("{}, threshold {}, seed {}", row.machine, row.threshold, row.seed);

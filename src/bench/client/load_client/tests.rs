@@ -16,7 +16,7 @@ async fn a_stream_is_measured_event_by_event() {
     let pause = Duration::from_millis(30);
     let timing = send(MockResponse::stream(completion_stream(4), pause)).await.unwrap();
     assert_eq!(timing.gaps.len(), 3);
-    assert_eq!(timing.output_tokens, 4);
+    assert_eq!(timing.output_tokens, Some(4));
     assert_eq!(timing.prompt_tokens, Some(3));
     // The mock waits before each piece; a loaded machine can only make that longer.
     assert!(timing.ttft >= pause);
@@ -39,7 +39,7 @@ async fn a_last_line_without_its_end_counts() {
     let ends = async |last: &str| {
         send(MockResponse::stream(vec![format!("{token}\n\n"), last.to_owned()], Duration::ZERO)).await
     };
-    assert_eq!(ends("data: [DONE]").await.map(|timing| timing.output_tokens), Ok(1));
+    assert_eq!(ends("data: [DONE]").await.map(|timing| timing.output_tokens), Ok(None));
     assert_eq!(ends("data: [DON").await, Err(RequestFailure::Truncated));
     let abort = r#"data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}"#;
     assert_eq!(ends(abort).await, Err(RequestFailure::Aborted));
@@ -56,11 +56,40 @@ async fn a_stream_that_stops_early_is_cut_whether_the_connection_breaks_or_close
 }
 
 #[tokio::test]
+async fn a_response_is_complete_without_done_if_every_choice_finished_or_usage_came_last() {
+    let chunk = |index: u32, finish: &str| {
+        format!("data: {{\"choices\":[{{\"index\":{index},\"text\":\"a\",\"finish_reason\":{finish}}}]}}\n\n")
+    };
+    let ends = async |pieces: Vec<String>| {
+        let timing = send(MockResponse::stream(pieces, Duration::ZERO)).await?;
+        Ok((timing.gaps.len() + 1, timing.output_tokens))
+    };
+    assert_eq!(ends(vec![chunk(0, "null"), chunk(0, "\"length\"")]).await, Ok((2, None)));
+    let usage = |choices: &str| {
+        format!("data: {{\"choices\":{choices},\"usage\":{{\"prompt_tokens\":8,\"completion_tokens\":7}}}}\n\n")
+    };
+    for choices in ["[]", "null"] {
+        assert_eq!(ends(vec![chunk(0, "null"), usage(choices)]).await, Ok((1, Some(7))), "{choices}");
+    }
+    let one_of_two = vec![chunk(0, "\"stop\""), chunk(1, "null")];
+    assert_eq!(ends(one_of_two).await, Err(RequestFailure::Truncated));
+    let usage_first = vec![usage("[]"), chunk(0, "null")];
+    assert_eq!(ends(usage_first).await, Err(RequestFailure::Truncated));
+    let in_the_last_chunk = chunk(0, "\"stop\"").replace("]}", "],\"usage\":{\"completion_tokens\":5}}");
+    assert_eq!(ends(vec![chunk(0, "null"), in_the_last_chunk]).await, Ok((2, Some(5))));
+    let no_count = usage("[]").replace('7', "null");
+    assert_eq!(ends(vec![chunk(0, "null"), no_count]).await, Ok((1, None)));
+}
+
+#[tokio::test]
 async fn errors_and_malformed_streams_have_their_own_reasons() {
     let shed = MockResponse { status: 503, ..MockResponse::stream(vec!["{\"error\":{}}".into()], Duration::ZERO) };
     assert_eq!(send(shed).await, Err(RequestFailure::Status(503)));
     let html = MockResponse::stream(vec!["data: <html>\n\n".into()], Duration::ZERO);
     assert_eq!(send(html).await, Err(RequestFailure::Malformed));
+    let whole = r#"{"choices":[{"index":0,"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":1}}"#;
+    let json = MockResponse::stream(vec![whole.into()], Duration::ZERO);
+    assert_eq!(send(json).await, Err(RequestFailure::Malformed), "it is no stream");
     let empty = MockResponse::stream(vec!["data: [DONE]\n\n".into()], Duration::ZERO);
     assert_eq!(send(empty).await, Err(RequestFailure::Empty));
 }
@@ -110,7 +139,7 @@ async fn several_targets_are_taken_in_turn() {
 fn an_unusable_address_is_named_in_the_error() {
     let new = |url: &str| LoadClient::new(&[url.into()], Api::Chat, LIMIT).map(|_| ());
     assert_eq!(new("localhost:8000"), Err(BenchError::BadUrl("localhost:8000".into())));
-    assert_eq!(new("https://a"), Err(BenchError::BadUrl("https://a".into())));
+    assert_eq!(new("ftp://a"), Err(BenchError::BadUrl("ftp://a".into())));
     assert!(new("http://127.0.0.1:8000/prefix/").is_ok());
     assert_eq!(LoadClient::new(&[], Api::Chat, LIMIT).map(|_| ()), Err(BenchError::NoTarget));
 }
@@ -153,8 +182,8 @@ async fn the_text_is_kept_when_the_request_asks_for_it() {
     let engine = MockEngine::start(|_| MockResponse::stream(completion_stream(3), Duration::ZERO)).await;
     let client = LoadClient::new(&[engine.url()], Api::Completions, LIMIT).unwrap();
     let wanting = LoadRequest { keep_text: true, ..request() };
-    assert_eq!(client.send(&wanting, Instant::now()).await.unwrap().text.as_deref(), Some(" a a a"));
-    assert_eq!(client.send(&request(), Instant::now()).await.unwrap().text, None);
+    assert_eq!(client.send(&wanting, Instant::now()).await.unwrap().text(), Some(" a a a"));
+    assert_eq!(client.send(&request(), Instant::now()).await.unwrap().text(), None);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! responses may be. A tokenizer is read from a local file; a text that it cannot encode is counted by bytes.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use tokenizers::Tokenizer;
 
@@ -14,13 +15,13 @@ use super::item::Items;
 pub const BYTES_PER_TOKEN: usize = 4;
 
 /// Counts the tokens of a text.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub enum TokenCounter {
     /// By their bytes.
     #[default]
     Bytes,
     /// By a tokenizer, special tokens included as a server would add them.
-    Exact(Box<Tokenizer>),
+    Exact(Arc<Tokenizer>),
 }
 
 impl TokenCounter {
@@ -31,7 +32,7 @@ impl TokenCounter {
     pub fn exact(path: &Path) -> Result<Self, DatasetError> {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let bad = |error: tokenizers::Error| DatasetError::Tokenizer(file.display().to_string(), error.to_string());
-        Ok(Self::Exact(Box::new(Tokenizer::from_file(&file).map_err(bad)?)))
+        Ok(Self::Exact(Arc::new(Tokenizer::from_file(&file).map_err(bad)?)))
     }
 
     /// Tokens of `text`; at least 1.
@@ -43,6 +44,38 @@ impl TokenCounter {
                 .map_or_else(|_| text.len().div_ceil(BYTES_PER_TOKEN), |encoding| encoding.get_ids().len()),
         };
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Tokens of a generated text, which has no special tokens; 0 for an empty one.
+    pub fn output(&self, text: &str) -> u64 {
+        self.plain(text) as u64
+    }
+
+    fn plain(&self, text: &str) -> usize {
+        match self {
+            Self::Bytes => text.len().div_ceil(BYTES_PER_TOKEN),
+            Self::Exact(tokenizer) => tokenizer
+                .encode_fast(text, false)
+                .map_or_else(|_| text.len().div_ceil(BYTES_PER_TOKEN), |encoding| encoding.get_ids().len()),
+        }
+    }
+
+    /// Special tokens that the tokenizer adds to a text, as a server does to the prompt of a completion.
+    pub fn special(&self) -> u32 {
+        match self {
+            Self::Bytes => 0,
+            Self::Exact(tokenizer) => {
+                tokenizer.encode_fast("", true).map_or(0, |encoding| encoding.get_ids().len() as u32)
+            }
+        }
+    }
+
+    /// The tokenizer, if there is one.
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        match self {
+            Self::Bytes => None,
+            Self::Exact(tokenizer) => Some(tokenizer),
+        }
     }
 
     /// Size of the tokenizer's vocabulary, without added tokens; `None` without a tokenizer.

@@ -74,10 +74,11 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     Ok(items)
 }
 
-/// Reads prompts: JSON lines with `prompt`, and `output_tokens` unless a length is given for all.
+/// Reads prompts: JSON lines with `prompt`, and `output_tokens` unless a length is given for all, which is then used instead.
 pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let mut items = Items::default();
     items.class("all");
+    let mut unused = 0;
     for (line, entry) in objects(text, file)? {
         let missing = |missing: &str, hint: &str| DatasetError::Column {
             file: file.to_owned(),
@@ -88,15 +89,28 @@ pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Resul
         let prompt = entry.get("prompt").ok_or_else(|| missing("prompt", "each line needs one"))?;
         let prompt = prompt.as_str().ok_or_else(|| bad_row(file, line, "`prompt` is not a string"))?;
         let output = match options.output {
-            Some(output) => output,
+            Some(output) => {
+                unused +=
+                    usize::from(entry.get("output_tokens").is_some_and(|own| own.as_u64() != Some(output.into())));
+                output
+            }
             None => {
                 let hint = "add it to each line, or give --custom-output-len";
                 let output = entry.get("output_tokens").ok_or_else(|| missing("output_tokens", hint))?;
-                let output = output.as_u64().filter(|output| *output > 0).and_then(|output| u32::try_from(output).ok());
+                // As Python's int() reads it: 12, 12.0 or "12".
+                let number = output.as_f64().or_else(|| output.as_str()?.trim().parse().ok());
+                let output =
+                    number.filter(|output| (1.0..f64::from(u32::MAX)).contains(output)).map(|output| output as u32);
                 output.ok_or_else(|| bad_row(file, line, "`output_tokens` is not a number above 0"))?
             }
         };
         items.list.push(text_item(prompt, options.counter.count(prompt), output));
+    }
+    if let (Some(output), true) = (options.output, unused > 0) {
+        items.notes.push(format!(
+            "`output_tokens` of the file is not used: {output} tokens are asked for in every line, as by `vllm bench serve` \
+             (--custom-output-len -1 uses `output_tokens`)"
+        ));
     }
     options.counter.note_estimate(&mut items);
     Ok(items)

@@ -1,7 +1,7 @@
 //! Comparisons of synthetic runs whose difference is known.
 
 use super::*;
-use crate::result::record::Slo;
+use crate::result::record::{ClassConfig, Slo};
 use sluice_core::base::Rng;
 
 /// An open loop at 20 requests per second. Its latencies are multiplied by `slower`.
@@ -19,7 +19,7 @@ fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
             ended: sent + latency,
             outcome,
             prompt_tokens: 100,
-            output_tokens: 10,
+            output_tokens: Some(10),
             ttft,
             latency,
             itls,
@@ -140,9 +140,59 @@ fn different_configurations_are_noted() {
     let mut b =
         RunResult { config: RunConfig { request_rate: Some(10.0), ..RunConfig::default() }, ..run(1, 100, 1.0) };
     b.warnings.push("the load was not delivered".to_owned());
-    let notes = compared(&a, &b).notes;
-    assert_eq!(notes[0], "the runs were configured differently: request rate was '8' in A and '10' in B");
+    b.config.model = "other".to_owned();
+    let a = RunResult { config: RunConfig { model: "one".to_owned(), ..a.config.clone() }, ..a };
+    let comparison = compared(&a, &b);
+    assert_eq!(comparison.loads, ["request rate was '8' in A and '10' in B"]);
+    let notes = comparison.notes;
+    assert_eq!(notes[0], "the runs were configured differently: model was 'one' in A and 'other' in B");
     assert_eq!(notes[1], "B: the load was not delivered");
+}
+
+#[test]
+fn neither_of_two_different_loads_is_better() {
+    let a = run(1, 2000, 1.0);
+    let longer = |tokens: u64| {
+        let mut b = run(2, 2000, 0.5);
+        b.requests.iter_mut().for_each(|record| record.prompt_tokens = tokens);
+        compared(&a, &b)
+    };
+    assert_eq!(longer(103).word(), "better");
+    let differing = longer(363);
+    assert_eq!(differing.word(), "loads differ");
+    let said = differing.verdict();
+    assert!(
+        said.starts_with(
+            "The loads differ, so neither run is better or worse: prompts had 100 tokens in A and 363 in B"
+        )
+    );
+    assert!(differing.rows.iter().all(|row| differing.verdict_on(row) == "-"));
+    let json = differing.json();
+    assert_eq!((&json["verdict"], &json["rows"][0]["verdict"]), (&"loads differ".into(), &"-".into()));
+    assert!(!json.to_string().contains("B is better"));
+}
+
+#[test]
+fn each_class_has_rows_of_its_own() {
+    let class = |name: &str| ClassConfig { name: name.to_owned(), ..ClassConfig::default() };
+    let mixed = |seed, slower_long: f64| {
+        let mut run = run(seed, 4000, 1.0);
+        run.config.classes = vec![class("short"), class("long")];
+        for record in run.requests.iter_mut().step_by(2) {
+            record.class = 1;
+            record.ttft *= slower_long;
+            record.latency += record.ttft * (1.0 - 1.0 / slower_long);
+        }
+        run
+    };
+    let comparison = compared(&mixed(1, 1.0), &mixed(2, 2.0));
+    let verdict = |name: &str| comparison.rows.iter().find(|row| row.name == name).map(|row| row.verdict);
+    assert_eq!(verdict("short: TTFT P50"), Some(Verdict::NoDifference));
+    assert_eq!(verdict("long: TTFT P50"), Some(Verdict::Worse));
+    assert_eq!((verdict("long: requests/s"), verdict("long: ITL P50")), (None, None));
+    assert!(comparison.verdict().contains("long: TTFT P50"));
+    let one_class = compared(&run(1, 100, 1.0), &run(2, 100, 1.0));
+    assert!(one_class.rows.iter().all(|row| !row.name.contains(':')));
 }
 
 #[test]
