@@ -98,6 +98,20 @@ pub struct About {
     pub shutting_down: bool,
     /// The last reload, if there was one.
     pub last_reload: Option<LastReload>,
+    /// When the configuration was replaced while the process ran, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub applied: Vec<Applied>,
+}
+
+/// One replacement of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Applied {
+    /// How long ago.
+    pub seconds_ago: f64,
+    /// The name of the configuration, where the program that applied it gave one; a reload of a file gives none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
 }
 
 /// The last reload.

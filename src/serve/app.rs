@@ -3,6 +3,7 @@
 //! Request threads take snapshots: the configuration and the routing table are swapped whole. Locks are held by reloads
 //! only, one reload at a time.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -91,6 +92,8 @@ pub struct App {
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
     pub(crate) started: Instant,
     pub(crate) last_reload: parking_lot::Mutex<Option<LastReload>>,
+    /// When the configuration was replaced, and by which title; at most [`APPLIED_MAX`](super::reload::APPLIED_MAX).
+    pub(crate) applied: parking_lot::Mutex<VecDeque<(Instant, Option<String>)>>,
     /// Adapters that are being loaded for experiments, and where.
     pub(crate) loading: parking_lot::Mutex<Vec<(BackendId, Arc<str>)>>,
     /// Held by a reload from reading the file to its end, so that reloads follow one another.

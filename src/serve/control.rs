@@ -36,6 +36,7 @@ impl Control for App {
             leaving: self.flow.is_leaving(),
             shutting_down: self.flow.is_closing(),
             last_reload: self.last_reload.lock().clone(),
+            applied: self.applied_at(now),
         };
         let status = Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now);
         let leader = self.leader.as_ref().map(|view| view.status());

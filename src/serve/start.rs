@@ -97,6 +97,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         loaded: parking_lot::Mutex::new(Loaded { layout: layout.clone(), counters }),
         started: now,
         last_reload: parking_lot::Mutex::default(),
+        applied: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
         tuning,
         scaling: Scaling::default(),
@@ -386,6 +387,20 @@ mod tests {
             }
         });
         address
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_configuration_that_code_applies_is_marked_with_its_title() {
+        let gateway = gateway("").await;
+        let app = gateway.app();
+        let titles = || app.applied_at(Instant::now()).into_iter().map(|one| one.title).collect::<Vec<_>>();
+        assert!(titles().is_empty());
+        for number in 0..40 {
+            app.apply_titled(Config::clone(&app.config.load()), &format!("number {number}")).unwrap();
+        }
+        let titles = titles();
+        assert_eq!((titles.len(), titles[31].as_deref()), (32, Some("number 39")), "the newest are kept, oldest first");
+        gateway.stop().await;
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 // Latency by class or pool over the last five minutes or the last hour: quantiles, their course, the parts of TTFT, estimates.
 import { h } from "./dom.js";
 import { NONE, count, percent, timeText } from "./units.js";
-import { lineChart, partsBar, partsLegend } from "./charts.js";
+import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
 
 /** Intervals that a chart shows at least. */
 const FEWEST = 12;
@@ -24,7 +24,7 @@ export function latency(state, app) {
       h("div", { class: "legend" }, h("span", { class: "p50" }, "P50"), h("span", { class: "p99" }, "P99"))),
     !history && h("div", { class: "card empty" }, "Waiting for the gateway."),
     history && !rows.length && h("div", { class: "card empty" }, h("p", {}, view.hour ? "No request in the last hour." : "No request in the last five minutes."),
-      h("p", {}, "A class is the kind of a request by the length of its prompt, named after its home pool.")),
+      h("p", {}, "A class is the kind of a request by the length of its prompt: its home pool, and in a pool with long_prefix short or long.")),
     rows?.map(row => rowCard(row, history, state, app)),
   ];
 }
@@ -34,7 +34,7 @@ function choice(label, options, value, set) {
     options.map(([text, own]) => h("button", { type: "button", "aria-pressed": String(own === value), onclick: () => set(own) }, text)));
 }
 
-function rowCard(row, history, { view }, app) {
+function rowCard(row, history, { view, status }, app) {
   const name = row.class || row.pool, title = "row-" + name;
   const both = history.pairs.filter(pair => row.class ? pair.class === row.class : pair.pool === row.pool), pairs = both.length > 1 ? both : [];
   const all = row.completed + row.shed + row.failed + row.client_gone + row.refused;
@@ -58,17 +58,17 @@ function rowCard(row, history, { view }, app) {
         title: `${short}, ${long}`,
         now: row[key] ? `${timeText(row[key].p50)} · ${timeText(row[key].p99)}` : "",
         lines: [{ name: "P50", style: "p50", values: row.points[key].map(point => point && point[0]) }, { name: "P99", style: "p99", values: row.points[key].map(point => point && point[1]) }],
-        show: value => value === null || value === undefined ? NONE : timeText(value), seconds, shown, hover, onHover,
+        show: value => value === null || value === undefined ? NONE : timeText(value), seconds, shown, hover, onHover, marks: marks(status),
       })),
       lineChart({
         title: "requests that ended", now: `${count(all / Math.max(1, history.covered_seconds))} /s`,
         lines: [{ name: "per second", style: "decode", values: rate(row.points.requests) }],
-        columns: rate(row.points.requests), show: value => count(value), seconds, shown, hover, onHover,
+        columns: rate(row.points.requests), show: value => count(value), seconds, shown, hover, onHover, marks: marks(status),
       }),
       lineChart({
         title: "shed or failed", now: count(row.shed + row.failed),
         lines: [{ name: "per second", style: "queue", values: rate(row.points.lost) }],
-        columns: rate(row.points.lost), show: value => count(value), seconds, shown, hover, onHover,
+        columns: rate(row.points.lost), show: value => count(value), seconds, shown, hover, onHover, marks: marks(status),
       })),
     h("div", { class: "two" }, tails(row, pairs), parts(row, pairs)));
 }

@@ -2,12 +2,16 @@
 import { h } from "./dom.js";
 import { NONE, count, percent, span, time, timeText, words } from "./units.js";
 import { act, backendAction } from "./actions.js";
-import { partsBar, partsLegend } from "./charts.js";
+import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
 import { failureTable } from "./requests.js";
 
 const STATES = { ready: "good", starting: "warn", probation: "warn", draining: "warn", ejected: "bad", down: "bad" };
 /** From this many backends on there is a filter. */
 const MANY = 12;
+/** Classes with a chart on this view; the view "Latency" has all. */
+const CLASSES = 6;
+/** Intervals that a chart shows at least. */
+const FEWEST = 12;
 /** From this share of failed or shed requests on a pool is marked. */
 const SOME_FAIL = .02, MOST_FAIL = .5;
 
@@ -32,6 +36,7 @@ export function overview(state, app) {
   const backends = status.pools.reduce((sum, pool) => sum + pool.backends.length, 0);
   return [
     totals(status),
+    report && byClass(state, app),
     backends >= MANY && filter(state, app, backends),
     status.pools.map(pool => ({ pool, shown: matching(pool, state.view) })).filter(({ pool, shown }) => shown.length || !isFiltered(state.view) && !pool.backends.length)
       .map(({ pool, shown }) => poolCard(pool, shown)),
@@ -54,6 +59,26 @@ function totals({ pools }) {
     tile(count(minute("shed")), "/min", "shed", minute("shed") ? "warn" : ""),
     tile(count(minute("failed")), "/min", "failed", minute("failed") ? "bad" : ""),
     tile(...(worst === null ? [NONE, ""] : [(worst * 100).toFixed(1), "%"]), judged.length > 1 ? "objectives met (worst)" : "objectives met")));
+}
+
+/** TTFT of each class over the last five minutes, so that the tail of short requests stands beside that of long ones. */
+function byClass({ status, report: { recent }, view }, app) {
+  const rows = recent.classes.filter(row => row.class && row.ttft_ms).slice(0, CLASSES);
+  const running = status.applied?.at(-1)?.title;
+  if (!rows.length && !running) return null;
+  return h("section", { class: "card", "aria-labelledby": "by-class" },
+    h("div", { class: "head" }, h("h2", { id: "by-class" }, "Time to first token by class"),
+      running && h("span", { class: "chip good", id: "running" }, `now: ${running}`), h("span", { class: "grow" }),
+      h("span", { class: "hint" }, `each ${recent.interval_seconds} s of the last 5 min`),
+      h("div", { class: "legend" }, h("span", { class: "p50" }, "P50"), h("span", { class: "p99" }, "P99"))),
+    rows.length ? h("div", { class: "charts" }, rows.map(row => lineChart({
+      title: row.class, wide: rows.length <= 3, now: "",
+      lines: [["P50", "p50", 0], ["P99", "p99", 1]].map(([name, style, at]) => ({ name, style, values: row.points.ttft_ms.map(point => point && point[at]) })),
+      show: value => value === null || value === undefined ? NONE : timeText(value), seconds: recent.interval_seconds,
+      shown: Math.min(recent.intervals, Math.max(FEWEST, Math.ceil(recent.covered_seconds / recent.interval_seconds) + 1)),
+      marks: marks(status), hover: view.hover?.name === "by-class" ? view.hover.index : null,
+      onHover: index => app.set({ hover: index === null ? null : { name: "by-class", index } }),
+    }))) : h("p", { class: "empty" }, "No streamed request in the last five minutes."));
 }
 
 function filter({ view }, app, backends) {

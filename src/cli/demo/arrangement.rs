@@ -1,7 +1,7 @@
 //! The three arrangements of the same two engines, each as flags for the engines and a configuration
 //! for the gateway: exactly what a user would write.
 //!
-//! They are measured on real GPUs (README, `benches/README.md`): round robin over two engines with vLLM's defaults; one engine
+//! They are measured on real GPUs (`.github/docs/measurements/tails.md`): round robin over two engines with vLLM's defaults; one engine
 //! for each side of 5,000 prompt tokens, where at most two long prompts are in prefill on the long side, one on the short
 //! side, and a long prompt that gets no permit in its own pool spills to the short side; and one pool of both engines with one
 //! permit each, which was best in three of four columns. The engines' flags suit the arrangement: small prefill chunks beside
@@ -63,7 +63,11 @@ impl Arrangement {
             format!("[server]\nlisten = \"{listen}\"\nadmin = \"{admin}\"\n\n[[model]]\nname = \"{MODEL}\"\n");
         let [gpu0, gpu1] = [0, 1].map(|index| backend(index, &urls[index]));
         match self {
-            Self::RoundRobin => pool(&mut text, "all", "policy = \"round_robin\"\n", &[&gpu0, &gpu1]),
+            Self::RoundRobin => {
+                // More permits than requests: no limit, but the length that divides short and long on the live page.
+                let own = "policy = \"round_robin\"\nlong_prefix = { threshold = \"5k\", slots = 4096 }\n";
+                pool(&mut text, "all", own, &[&gpu0, &gpu1]);
+            }
             Self::Split => {
                 let short = "prompt_tokens = { max = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 1 }\n";
                 let long = "prompt_tokens = { min = \"5k\" }\nlong_prefix = { threshold = \"5k\", slots = 2 }\n\

@@ -1,15 +1,17 @@
-//! Starts an arrangement, engines first and then the gateway, and stops it in reverse order.
+//! Starts the gateway and the engines of an arrangement, and puts another arrangement in force while the gateway runs.
 //!
+//! The gateway stays, so its live page shows one arrangement after the other. A change is the reload that `sluice serve` does.
 //! Everything listens on loopback. Engines use free ports. The gateway uses the documented ports, 8080 and 8081, or free
 //! ones when these are taken. An address that the user gives must be free.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
-use std::pin::Pin;
+use std::sync::Arc;
 
 use anyhow::Context as _;
+use parking_lot::Mutex;
 
-use super::arrangement::{Arrangement, PROFILE};
+use super::arrangement::{ALL, Arrangement, PROFILE};
 use crate::config::{Config, Surroundings};
 use crate::serve::{self, Running, Source};
 use crate::sim::{self, Handle, Profile, SimConfig};
@@ -28,7 +30,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// The addresses that every arrangement uses: those of the user, else the usual ones, else free ones.
+    /// The addresses of the gateway: those that the user gives, else the usual ones, else free ones.
     ///
     /// # Errors
     /// An address of the user is taken, or no port is free.
@@ -37,56 +39,78 @@ impl Addresses {
     }
 }
 
-type Stop = Pin<Box<dyn Future<Output = ()>>>;
-
-/// A running arrangement.
-pub(super) struct Up {
-    /// Where to send requests; several are taken in turn.
-    pub(super) urls: Vec<String>,
-    /// Where the dashboard and the metrics are.
-    pub(super) admin: Option<String>,
-    stop: Stop,
+/// The gateway and the two engines of the arrangement that runs.
+pub(super) struct Stage {
+    gateway: Running,
+    engines: Mutex<Vec<Handle>>,
 }
 
-impl Up {
-    /// `stop` stops it.
-    pub(super) fn new(urls: Vec<String>, admin: Option<String>, stop: impl Future<Output = ()> + 'static) -> Self {
-        Self { urls, admin, stop: Box::pin(stop) }
+impl Stage {
+    /// Starts the gateway in front of the engines of the first arrangement.
+    ///
+    /// # Errors
+    /// An address that is taken, or an engine or gateway that does not start.
+    pub(super) async fn raise(addresses: Addresses) -> anyhow::Result<Self> {
+        let (engines, urls) = start_engines(ALL[0]).await?;
+        let listen = address(addresses.listen, USUAL_LISTEN)?;
+        let admin = address(addresses.admin, USUAL_ADMIN)?;
+        let gateway = serve::start(config(ALL[0], &urls, listen, admin)?, Source::Fixed).await?;
+        Ok(Self { gateway, engines: Mutex::new(engines) })
     }
 
-    /// Stops it and waits until it has stopped.
+    /// Puts an arrangement in force, with two new engines: a round that repeats the requests finds empty caches. Requests that
+    /// run end on the engines before, which then stop.
+    ///
+    /// # Errors
+    /// An engine that does not start, or a configuration that the gateway refuses.
+    pub(super) async fn put(&self, arrangement: Arrangement) -> anyhow::Result<()> {
+        let (engines, urls) = start_engines(arrangement).await?;
+        let config = config(arrangement, &urls, self.gateway.client_address(), self.gateway.admin_address())?;
+        let app = Arc::clone(self.gateway.app());
+        tokio::task::spawn_blocking(move || app.apply_titled(config, arrangement.label())).await??;
+        let before = std::mem::replace(&mut *self.engines.lock(), engines);
+        for engine in before {
+            engine.shutdown().await;
+        }
+        Ok(())
+    }
+
+    /// Where to send requests.
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.gateway.client_address())
+    }
+
+    /// Where the live page and the metrics are.
+    pub(super) fn admin(&self) -> String {
+        format!("http://{}", self.gateway.admin_address())
+    }
+
+    /// Stops the gateway, then the engines.
     pub(super) async fn stop(self) {
-        self.stop.await;
+        self.gateway.stop().await;
+        for engine in self.engines.into_inner() {
+            engine.shutdown().await;
+        }
     }
 }
 
-/// Starts the two engines and the gateway of `arrangement`.
-///
-/// # Errors
-/// An address that is taken, or an engine or gateway that does not start.
-pub(super) async fn raise(arrangement: Arrangement, addresses: Addresses) -> anyhow::Result<Up> {
+fn config(
+    arrangement: Arrangement,
+    urls: &[String; 2],
+    listen: SocketAddr,
+    admin: SocketAddr,
+) -> anyhow::Result<Config> {
+    let surroundings = Surroundings::of_process(Path::new("."));
+    let loaded = Config::parse(&arrangement.config(urls, listen, admin), "demo", &[], &surroundings);
+    Ok(loaded.map_err(|problems| anyhow::anyhow!("{problems}"))?.config)
+}
+
+/// The two engines of an arrangement on free ports, and their addresses.
+async fn start_engines(arrangement: Arrangement) -> anyhow::Result<(Vec<Handle>, [String; 2])> {
     let [first, second] = arrangement.engine_args();
     let engines = [start_engine(&first, 0).await?, start_engine(&second, 1).await?];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.addr()));
-    let listen = address(addresses.listen, USUAL_LISTEN)?;
-    let admin = address(addresses.admin, USUAL_ADMIN)?;
-    let gateway = start_gateway(&arrangement.config(&urls, listen, admin)).await?;
-    let client = format!("http://{}", gateway.client_address());
-    let admin = format!("http://{}", gateway.admin_address());
-    let stop = async move {
-        gateway.stop().await;
-        for engine in engines {
-            engine.shutdown().await;
-        }
-    };
-    Ok(Up::new(vec![client], Some(admin), stop))
-}
-
-/// A gateway in this process, as `sluice serve` would start it.
-async fn start_gateway(text: &str) -> anyhow::Result<Running> {
-    let surroundings = Surroundings::of_process(Path::new("."));
-    let loaded = Config::parse(text, "demo", &[], &surroundings).map_err(|problems| anyhow::anyhow!("{problems}"))?;
-    Ok(serve::start(loaded.config, Source::Fixed).await?)
+    Ok((engines.into(), urls))
 }
 
 /// A simulated engine on a free port, with flags of `vllm serve`.

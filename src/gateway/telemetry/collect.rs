@@ -42,7 +42,7 @@ use super::openmetrics;
 use super::otlp::Exporter;
 use super::recent::MinuteStats;
 use super::records;
-use super::series::{self, PoolSeries, Series, SeriesTable};
+use super::series::{self, Lengths, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
 use super::wanted::{PoolEngines, Wanted};
 use crate::config::Config;
@@ -190,7 +190,9 @@ impl Telemetry {
         self.slo_targets.reset();
         for pool in &config.pools {
             let has_objectives = pool.slo.ttft.or(pool.slo.tpot).or(pool.slo.e2el).is_some();
-            self.table.pool(Some(&pool.name.as_str().into())).has_objectives.store(has_objectives, Ordering::Relaxed);
+            let series = self.table.pool(Some(&pool.name.as_str().into()));
+            series.has_objectives.store(has_objectives, Ordering::Relaxed);
+            series.lengths.store(Lengths::of(pool, config.pools.len() == 1).map(Arc::new));
             if has_objectives {
                 self.slo_targets.with_label_values(&[&pool.name]).set(pool.slo.attainment);
             }
@@ -340,7 +342,8 @@ impl Telemetry {
         }
         let now = Instant::now();
         series.home.recent.add(record, now);
-        series.history.history.lock().add(record, now.saturating_duration_since(self.started));
+        let history = self.table.history_of(&series, record);
+        history.history.lock().add(record, now.saturating_duration_since(self.started));
         self.finished.add(record, Timestamp::now());
     }
 }

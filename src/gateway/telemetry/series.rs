@@ -11,6 +11,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use arc_swap::ArcSwapOption;
 use dashmap::DashMap;
 use prometheus::core::{Atomic, GenericGaugeVec};
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
@@ -23,6 +24,7 @@ use super::families::{self, Family, MetricKind};
 
 use super::history_report::PairHistory;
 use super::recent::Recent;
+use crate::config::Pool;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
 use sluice_core::openai::{Route, ShedReason};
@@ -87,7 +89,7 @@ pub(super) struct Series {
     pub(super) spill: Option<IntCounter>,
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
-    pub(super) history: Arc<PairHistory>,
+    history: Arc<PairHistory>,
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
@@ -103,6 +105,31 @@ pub(super) struct PoolSeries {
     pub(super) slo: [IntCounter; 2],
     /// Whether it has objectives, in the configuration in force.
     pub(super) has_objectives: AtomicBool,
+    /// How its own requests are divided in the history; empty where they are not.
+    pub(super) lengths: ArcSwapOption<Lengths>,
+}
+
+/// The classes of a pool whose prompts are both shorter and longer than the length from which they need a permit.
+pub(super) struct Lengths {
+    threshold: u64,
+    short: Arc<str>,
+    long: Arc<str>,
+}
+
+impl Lengths {
+    /// Those of `pool`, if it has both kinds. In a configuration of one pool they are called "short" and "long".
+    pub(super) fn of(pool: &Pool, is_only: bool) -> Option<Self> {
+        let threshold = pool.long_prefix?.threshold.0;
+        let range = &pool.prompt_tokens;
+        // A prompt of the threshold itself is short; `max` is the first length that is no longer of the pool.
+        let both = range.min.0 < threshold && range.max.is_none_or(|max| max.0 > threshold);
+        let name = |kind: &str| if is_only { kind.into() } else { format!("{} {kind}", pool.name).into() };
+        both.then(|| Self { threshold, short: name("short"), long: name("long") })
+    }
+
+    fn class(&self, tokens: u64) -> &Arc<str> {
+        if tokens > self.threshold { &self.long } else { &self.short }
+    }
 }
 
 impl PoolSeries {
@@ -193,9 +220,19 @@ impl SeriesTable {
         self.histories.all()
     }
 
-    fn history(&self, labels: &SeriesLabels) -> Arc<PairHistory> {
+    /// The history to which a request belongs: of its home pool, or of its kind of length there.
+    pub(super) fn history_of(&self, series: &Series, record: &Record) -> Arc<PairHistory> {
+        match (&*series.home.lengths.load(), record.estimate) {
+            (Some(lengths), Some(estimate)) => {
+                self.history(Some(lengths.class(estimate.tokens).clone()), series.labels.pool.clone())
+            }
+            _ => Arc::clone(&series.history),
+        }
+    }
+
+    fn history(&self, class: Option<Arc<str>>, pool: Option<Arc<str>>) -> Arc<PairHistory> {
         let other = || [Some(OTHER.into()), Some(OTHER.into())];
-        self.histories.get([labels.class.clone(), labels.pool.clone()], other, |[class, pool]| PairHistory {
+        self.histories.get([class, pool], other, |[class, pool]| PairHistory {
             class: class.clone().unwrap_or_default(),
             pool: pool.clone().unwrap_or_default(),
             history: parking_lot::Mutex::default(),
@@ -244,7 +281,7 @@ impl SeriesTable {
             spill: spilled.then(|| self.spill.with_label_values(&[class, pool])),
             home: self.pool(labels.class.as_ref()),
             ran_in: self.pool(labels.pool.as_ref()),
-            history: self.history(labels),
+            history: self.history(labels.class.clone(), labels.pool.clone()),
             labels: labels.clone(),
             requests: [const { OnceLock::new() }; ROUTES * OUTCOMES],
         }
@@ -259,6 +296,7 @@ impl SeriesTable {
             recent: Recent::new(Instant::now()),
             slo: ["met", "missed"].map(|result| self.slo.with_label_values(&[name, result])),
             has_objectives: AtomicBool::new(false),
+            lengths: ArcSwapOption::empty(),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::line::line;
 use super::testing::{admission, completed, record, spec};
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
+use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
@@ -322,6 +323,36 @@ fn with_objectives() -> Config {
                 [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
     let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
     Config::parse(text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
+}
+
+/// The classes of the history after a short and a long request, in a configuration of these pools.
+fn classes(pools: &str) -> Vec<String> {
+    let backend = "[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
+    let text = format!("[[model]]\nname = \"llama\"\n{}", pools.replace("BACKEND", backend));
+    let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+    let config = Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config;
+    let telemetry = telemetry();
+    telemetry.configured(&config);
+    for tokens in [200, 16_000] {
+        let estimate = PromptEstimate { tokens, spread: 0.1, source: EstimateSource::Learned };
+        let request = completed(Duration::from_millis(20), Duration::from_millis(5));
+        telemetry.record(&Record { estimate: Some(estimate), home: Some("all".into()), ..request });
+    }
+    let rows = telemetry.history(Resolution::Fine).classes;
+    rows.into_iter().map(|row| row.class.unwrap_or_default().to_string()).collect()
+}
+
+#[test]
+fn short_and_long_requests_of_a_pool_with_permits_are_apart_in_the_history() {
+    let permits = "long_prefix = { threshold = \"5k\", slots = 1 }\n";
+    let all = "[[pool]]\nname = \"all\"\n";
+    assert_eq!(classes(&format!("{all}BACKEND")), ["all"], "without a threshold there is no long request");
+    assert_eq!(classes(&format!("{all}{permits}BACKEND")), ["long", "short"]);
+    let other = "[[pool]]\nname = \"other\"\nprompt_tokens = { min = \"20k\" }\nBACKEND";
+    let below = "prompt_tokens = { max = \"20k\" }\n";
+    assert_eq!(classes(&format!("{all}{below}{permits}BACKEND{other}")), ["all long", "all short"]);
+    let never = permits.replace("5k", "20k");
+    assert_eq!(classes(&format!("{all}{below}{never}BACKEND{other}")), ["all"], "no prompt of the pool is long");
 }
 
 #[test]
