@@ -1,6 +1,6 @@
 //! `sluice serve`: runs the gateway until a signal stops it.
 //!
-//! SIGTERM and SIGINT stop it in order. A second one cuts that short: requests that run get an error event, and engines have
+//! SIGTERM and SIGINT stop it in order. A second one cuts that short, if it is not a SIGTERM within a second of the first: requests that run get an error event, and engines have
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
 //! SIGHUP reloads the configuration file. SIGUSR1 opens the access log and the records anew, as after a rotation. SIGUSR2 starts
 //! the program file anew with `--upgrade`: it takes over, and this process ends with its last request.
@@ -31,7 +31,7 @@ Signals:
   SIGHUP            reload the configuration file; if it is not valid, nothing changes
   SIGUSR1           open the access log and the records anew, after they were renamed
   SIGUSR2           start the program file anew with --upgrade, after it was replaced
-  SIGTERM, SIGINT   finish running requests and stop; a second one cuts them
+  SIGTERM, SIGINT   finish running requests and stop; a second one cuts them (SIGTERM: a second later or more)
 
 Health checks, on the client port:
   GET /health       200 while the gateway runs

@@ -37,7 +37,7 @@ pub struct Running {
     pub(super) ending: Ending,
     pub(super) admin_ending: Ending,
     pub(super) end: watch::Sender<bool>,
-    pub(super) serving: JoinHandle<bool>,
+    pub(super) serving: JoinHandle<usize>,
     pub(super) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides, and where one is elected.
     pub(super) deciders: Option<Deciders>,
@@ -88,9 +88,9 @@ impl Running {
         self.app.config.load().server.lame_duck
     }
 
-    /// Stops in order; [`Fleet::shut_down_fast`](crate::fleet::Fleet::shut_down_fast) shortens every wait in it. Returns whether all
-    /// running requests ended within `server.drain_timeout`.
-    pub async fn stop(mut self) -> bool {
+    /// Stops in order; [`Fleet::shut_down_fast`](crate::fleet::Fleet::shut_down_fast) shortens every wait in it. Returns how many
+    /// requests were cut, because they still ran after `server.drain_timeout`.
+    pub async fn stop(mut self) -> usize {
         self.app.flow.close();
         if let Some(cluster) = &self.cluster {
             cluster.leave();
@@ -98,7 +98,7 @@ impl Running {
         self.sockets.clear();
         self.ending.stop();
         let elected = self.leading.take().map(|leading| tokio::spawn(leading.end()));
-        let orderly = (&mut self.serving).await.unwrap_or(false);
+        let cut = (&mut self.serving).await.unwrap_or(0);
         match (elected, self.app.config.load().fleet.on_exit) {
             // The engines are those of the gateway that leads next.
             (Some(leading), _) => drop(leading.await),
@@ -106,7 +106,7 @@ impl Running {
             (None, OnExit::Keep) => self.app.fleet.abandon(),
         }
         self.finish().await;
-        orderly
+        cut
     }
 
     /// Ends the connections at once that have no request, after a hand-over.
@@ -115,10 +115,10 @@ impl Running {
     }
 
     /// After a hand-over: waits until all requests have ended here, and in the gateways that this one counts, at most
-    /// `server.drain_timeout`. Returns whether all requests ended in that time.
-    pub async fn drain(mut self) -> bool {
+    /// `server.drain_timeout`. Returns how many requests here were cut then.
+    pub async fn drain(mut self) -> usize {
         let until = Instant::now() + self.app.config.load().server.drain_timeout;
-        let orderly = (&mut self.serving).await.unwrap_or(false);
+        let cut = (&mut self.serving).await.unwrap_or(0);
         if let Some(predecessor) = self.predecessor.take() {
             tokio::select! {
                 _ = timeout(until - Instant::now(), predecessor) => {}
@@ -126,7 +126,7 @@ impl Running {
             }
         }
         self.finish().await;
-        orderly
+        cut
     }
 
     async fn finish(mut self) {

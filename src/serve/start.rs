@@ -334,8 +334,8 @@ mod tests {
         let gateway = gateway("").await;
         let (_idle, status) = send(&gateway, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(status, 200);
-        let orderly = timeout(Duration::from_secs(10), gateway.stop()).await;
-        assert_eq!(orderly, Ok(true));
+        let cut = timeout(Duration::from_secs(10), gateway.stop()).await;
+        assert_eq!(cut, Ok(0));
     }
 
     #[tokio::test]

@@ -247,9 +247,38 @@ async fn a_lame_duck_serves_new_clients_while_it_is_not_ready_until_a_second_sig
     );
     let status = TestClient::to(program.admin).await.request(get("/admin/status")).await.text();
     assert!(status.contains("\"leaving\":true,\"shutting_down\":false"), "{status}");
-    program.signal(nix::sys::signal::SIGTERM);
+    program.signal(nix::sys::signal::SIGINT);
     program.line("stopping: no new requests").await;
     assert_eq!(program.code().await, Some(0), "{}", program.log);
+    assert!(!program.log.contains("cut"), "{}", program.log);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_sigterms_at_once_are_one_and_a_later_one_is_a_second() {
+    let engine = Engine::always(gated_stream()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sluice.toml");
+    std::fs::write(&path, one_pool(&[engine.url()])).unwrap();
+    let mut program = Program::start(&path).await;
+    let mut client = TestClient::to(program.client).await;
+    client.send(chat(STREAMED)).await.until("one").await;
+    let begun = std::time::Instant::now();
+    program.signal(nix::sys::signal::SIGTERM);
+    program.line("stopping: no new requests").await;
+    program.signal(nix::sys::signal::SIGTERM);
+    // A second one counts a second after the first; until then the stream goes on.
+    let pid = program.pid();
+    let again = tokio::spawn(async move {
+        while nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    program.line("second signal: requests are cut").await;
+    again.abort();
+    assert!(begun.elapsed() >= Duration::from_secs(1), "cut after {:?}", begun.elapsed());
+    assert!(client.response().await.text().contains("event: error"));
+    program.line("stopped; 1 request that still ran was cut").await;
+    assert_eq!(program.code().await, Some(1), "{}", program.log);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -273,11 +302,11 @@ async fn a_second_signal_cuts_streams_with_an_error_event_and_kills_engines_that
 async fn a_third_signal_ends_the_program_at_once_and_says_which_engines_it_leaves() {
     let engine = Engine::always(completion()).await;
     let mut rig = StubbornEngine::start(&engine).await;
-    for said in ["stopping", "second signal"] {
-        rig.program.signal(nix::sys::signal::SIGTERM);
+    for said in ["stopping", "second signal: engines are killed soon"] {
+        rig.program.signal(nix::sys::signal::SIGINT);
         rig.program.line(said).await;
     }
-    rig.program.signal(nix::sys::signal::SIGTERM);
+    rig.program.signal(nix::sys::signal::SIGINT);
     let left = format!("left running: only/own (pid {})", rig.pid);
     rig.program.line(&left).await;
     assert_eq!(rig.program.code().await, Some(1), "{}", rig.program.log);

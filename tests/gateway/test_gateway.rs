@@ -141,12 +141,12 @@ impl TestGateway {
 
     /// Stops it gracefully; whether all requests ended in time.
     pub(crate) async fn stop(self) -> bool {
-        self.running.stop().await
+        self.running.stop().await == 0
     }
 
     /// From now on new requests are refused; resolves when the running requests have ended.
     pub(crate) fn begin_stop(self) -> tokio::task::JoinHandle<bool> {
-        tokio::spawn(self.running.stop())
+        tokio::spawn(async { self.running.stop().await == 0 })
     }
 }
 

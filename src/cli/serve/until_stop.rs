@@ -6,8 +6,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
 
 use crate::fleet::start_detached;
 use crate::serve::upgrade::Door;
@@ -16,20 +18,51 @@ use crate::serve::{App, Running, systemd};
 /// The variable that names the process which has started this one at SIGUSR2.
 pub(super) const STARTED_BY: &str = "SLUICE_STARTED_BY";
 
+/// A SIGTERM that comes so soon after another one is the same: `timeout` of a shell sends one to the program and one to its
+/// process group.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
+
 /// The signals that the gateway handles.
 pub(super) struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
+    stops: StopSignals,
     reload: Signal,
     reopen: Signal,
     upgrade: Signal,
 }
 
+/// SIGTERM and SIGINT.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// When the last SIGTERM that counted was received.
+    terminated: Option<Instant>,
+}
+
+impl StopSignals {
+    /// Returns at SIGINT, and at a SIGTERM that does not repeat the one before.
+    async fn next(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => return,
+            }
+            let now = Instant::now();
+            if self.terminated.is_none_or(|before| now.duration_since(before) >= SAME_SIGNAL) {
+                self.terminated = Some(now);
+                return;
+            }
+        }
+    }
+}
+
 impl Signals {
     pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
+            stops: StopSignals {
+                terminate: signal(SignalKind::terminate())?,
+                interrupt: signal(SignalKind::interrupt())?,
+                terminated: None,
+            },
             reload: signal(SignalKind::hangup())?,
             reopen: signal(SignalKind::user_defined1())?,
             upgrade: signal(SignalKind::user_defined2())?,
@@ -38,10 +71,7 @@ impl Signals {
 
     /// Returns at SIGTERM or SIGINT.
     pub(super) async fn stop(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
+        self.stops.next().await;
     }
 }
 
@@ -82,8 +112,7 @@ async fn wait(
     };
     loop {
         tokio::select! {
-            _ = signals.terminate.recv() => return None,
-            _ = signals.interrupt.recv() => return None,
+            () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
                 // The result is logged.
                 let _ = running.app().reload();
@@ -130,24 +159,23 @@ async fn start_successor(program: PathBuf) {
 async fn drain(running: Running, signals: &mut Signals) -> ExitCode {
     let (ending, app) = (running.ending(), Arc::clone(running.app()));
     let mut draining = std::pin::pin!(running.drain());
-    let orderly = tokio::select! {
-        orderly = &mut draining => orderly,
+    let cut = tokio::select! {
+        cut = &mut draining => cut,
         () = signals.stop() => {
             let (in_flight, waiting) = app.admission().load();
             tracing::info!(in_flight, waiting, "stopping: connections without a request are closed; a second signal aborts running requests");
             app.flow.close();
             ending.stop();
             tokio::select! {
-                orderly = &mut draining => orderly,
+                cut = &mut draining => cut,
                 () = signals.stop() => {
                     app.fleet.shut_down_fast();
-                    let _ = (&mut draining).await;
-                    false
+                    (&mut draining).await
                 }
             }
         }
     };
-    ended(orderly)
+    ended(cut)
 }
 
 /// Finishes running requests and stops.
@@ -163,45 +191,50 @@ async fn stop(running: Running, signals: &mut Signals) -> ExitCode {
     tracing::info!(in_flight, waiting, "stopping: no new requests; a second signal aborts running requests");
     let app = Arc::clone(running.app());
     let mut stopping = std::pin::pin!(running.stop());
-    let orderly = tokio::select! {
-        orderly = &mut stopping => orderly,
+    let cut = tokio::select! {
+        cut = &mut stopping => cut,
         () = signals.stop() => match stop_fast(&app, stopping.as_mut(), signals).await {
-            Some(code) => return code,
-            None => false,
+            Ok(cut) => cut,
+            Err(code) => return code,
         },
     };
-    ended(orderly)
+    ended(cut)
 }
 
-/// A second signal has come. A third one ends it at once, with a code.
+/// A second signal has come. Returns the number of requests that were cut. A third one ends it at once, with a code.
 async fn stop_fast(
     app: &App,
-    mut stopping: std::pin::Pin<&mut impl Future<Output = bool>>,
+    mut stopping: std::pin::Pin<&mut impl Future<Output = usize>>,
     signals: &mut Signals,
-) -> Option<ExitCode> {
+) -> Result<usize, ExitCode> {
     let (in_flight, waiting) = app.admission().load();
+    let requests = match in_flight + waiting {
+        0 => "",
+        _ => "requests are cut, ",
+    };
     tracing::warn!(
         in_flight,
         waiting,
-        "second signal: requests are cut, engines are killed soon; a third one ends sluice at once"
+        "second signal: {requests}engines are killed soon; a third one ends sluice at once"
     );
     app.fleet.shut_down_fast();
     tokio::select! {
-        _ = &mut stopping => None,
+        cut = &mut stopping => Ok(cut),
         () = signals.stop() => {
             let left = app.fleet.running();
             let left = if left.is_empty() { "no engine".to_owned() } else { left.join(", ") };
             tracing::warn!("third signal: ended at once; left running: {left}");
-            Some(ExitCode::FAILURE)
+            Err(ExitCode::FAILURE)
         }
     }
 }
 
-fn ended(orderly: bool) -> ExitCode {
-    if orderly {
+fn ended(cut: usize) -> ExitCode {
+    if cut == 0 {
         tracing::info!("stopped");
         return ExitCode::SUCCESS;
     }
-    tracing::warn!("stopped; requests that still ran after server.drain_timeout, or at a second signal, were cut");
+    let requests = if cut == 1 { "request that still ran was" } else { "requests that still ran were" };
+    tracing::warn!("stopped; {cut} {requests} cut, after server.drain_timeout or at a second signal");
     ExitCode::FAILURE
 }

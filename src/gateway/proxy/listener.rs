@@ -126,14 +126,14 @@ impl Listener {
 
     /// Accepts and serves connections until `ending` says so. Then waits for running requests, at most `server.drain_timeout`
     /// and until `fast_shutdown` completes. Requests that are still running are then aborted and get [`ABORT_GRACE`] to end. Returns
-    /// whether all requests ended before that.
+    /// their number.
     ///
     /// The future is boxed, so that the request path is compiled with this crate and not again with its caller.
-    pub fn serve(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> BoxFuture<bool> {
+    pub fn serve(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> BoxFuture<usize> {
         Box::pin(self.accept(gateway, ending, fast_shutdown))
     }
 
-    async fn accept(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> bool {
+    async fn accept(self, gateway: Arc<Gateway>, ending: Ending, fast_shutdown: BoxFuture<()>) -> usize {
         let tasks = TaskTracker::new();
         let mut ends = ending.watch();
         loop {
@@ -160,18 +160,19 @@ impl Listener {
         let until = Instant::now() + gateway.flow.routing_table().config.server.drain_timeout;
         tokio::select! {
             biased;
-            () = tasks.wait() => return true,
+            () = tasks.wait() => return 0,
             () = sleep_until(until) => {}
             () = fast_shutdown => {}
         }
         // After a hand-over, connections without a request are still open.
         ending.stop();
         if gateway.flow.is_handed_over() && timeout(ABORT_GRACE, tasks.wait()).await.is_ok() {
-            return true;
+            return 0;
         }
+        let (running, waiting) = gateway.flow.admission().load();
         gateway.flow.abort_all();
         let _ = timeout(ABORT_GRACE, tasks.wait()).await;
-        false
+        running + waiting
     }
 }
 
