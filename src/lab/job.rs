@@ -90,6 +90,7 @@ impl Job {
             upstream_id: id,
             trace: None,
             routing: self.flow.routing_table(),
+            client: None,
             key: None,
             copy_for: None,
         });

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::client::{TestClient, chat, get, post};
+use crate::client::{CHAT, TestClient, chat, get, post};
+use crate::engine::{Engine, Step, response};
 use crate::stop::Program;
 use crate::test_gateway::{TestGateway, access_log, eventually, one_pool};
 
@@ -28,6 +29,33 @@ async fn a_refused_request_shows_its_path_or_model_bounded_and_escaped() {
     assert!(refused.starts_with("no\u{fffd}[31m\u{fffd}\u{fffd}xxx") && refused.chars().count() == 256, "{refused}");
     assert!(lines[2]["path"].is_null() && lines[2]["model"].is_null() && lines[0]["refused_model"].is_null());
     assert!(!text.contains("secret") && !text.contains("private") && !text.contains('\u{1b}'));
+    gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_refusal_has_its_reason_and_the_client_s_address_is_there_where_it_is_wanted() {
+    let engine = Engine::always(vec![Step::Send(response(422, "application/json", b"{}"))]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let log = format!("access_log={{path=\"{}\", client_address=true}}", path("access.log").display());
+    let records = format!("records={{path=\"{}\"}}", path("records").display());
+    let sets = [&log, &records, "server.max_body=\"1KiB\""];
+    let gateway = TestGateway::over(&[engine.url()], &sets).await;
+    gateway.request(chat("{")).await.is(400, "invalid_request");
+    access_log(&path("access.log"), 1).await;
+    gateway.request(chat(&"x".repeat(2_000))).await.is(413, "body_too_large");
+    access_log(&path("access.log"), 2).await;
+    assert_eq!(gateway.request(chat(CHAT)).await.status(), 422);
+    access_log(&path("access.log"), 3).await;
+    let (http2, _driver) = crate::http2::over(tokio::net::TcpStream::connect(gateway.address()).await.unwrap()).await;
+    assert_eq!(http2.request("POST", "/nope", "{}").await.0, 404);
+    let text = access_log(&path("access.log"), 4).await;
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let details: Vec<&str> = lines.iter().map(|line| line["detail"].as_str().unwrap_or_default()).collect();
+    assert_eq!(details, ["invalid_request", "body_too_large", "engine_422", "route_not_found"]);
+    assert!(lines.iter().all(|line| line["client"] == "127.0.0.1" && line["outcome"] == "refused"), "{text}");
+    let text = access_log(&path("records"), 4).await;
+    assert!(text.contains("engine_422") && !text.contains("127.0.0.1"), "{text}");
     gateway.stop().await;
 }
 

@@ -1,5 +1,6 @@
 //! HTTP/2 to clients, over TLS and in plain text: requests that share a connection, and what a client may not do with it.
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -134,6 +135,51 @@ async fn a_stream_passes_at_once_over_tls_and_in_plain_text() {
         assert!(engine.seen()[0].head.starts_with("POST /v1/chat/completions HTTP/1.1"), "the engine gets HTTP/1.1");
         gateway.settled().await;
     }
+}
+
+/// Sends a body of `size` bytes as fast as the gateway takes it; how the gateway ended the stream meanwhile, if it did.
+async fn send_all(mut sending: SendStream<Bytes>, size: usize) -> Option<Reason> {
+    let mut left = size;
+    while left > 0 {
+        sending.reserve_capacity(left.min(64 << 10));
+        match timeout(TIMEOUT, poll_fn(|cx| sending.poll_capacity(cx))).await.expect("the window stays shut") {
+            Some(Ok(room)) if sending.send_data(Bytes::from(vec![b'y'; room.min(left)]), room >= left).is_ok() => {
+                left = left.saturating_sub(room);
+            }
+            _ => return timeout(TIMEOUT, poll_fn(|cx| sending.poll_reset(cx))).await.ok()?.ok(),
+        }
+    }
+    None
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_arrives_while_the_client_still_sends_its_body_and_no_reset_follows() {
+    let engine = Engine::always(completion()).await;
+    let gateway = TestGateway::over(&[engine.url()], &["server.max_body=\"100KiB\""]).await;
+    let (client, _driver) = plain(&gateway).await;
+    for (path, status, code) in [("/nope", 404, "route_not_found"), ("/v1/chat/completions", 413, "body_too_large")] {
+        for size in [1_000, 300_000, 3_000_000, 30_000_000] {
+            let call = client.open("POST", path, "{", true).await.unwrap();
+            let sending = tokio::spawn(send_all(call.sending, size));
+            let response = timeout(TIMEOUT, call.response).await.expect("no response");
+            if size == 1_000 && status == 413 {
+                // Small enough, and no JSON.
+                assert_eq!(response.unwrap().status(), 400);
+            } else {
+                let response = response.unwrap_or_else(|error| panic!("{path}, {size} bytes: {error}"));
+                assert_eq!(response.status(), status, "{path}, {size} bytes");
+                let (text, broken) = rest(response.into_body()).await;
+                assert!(text.contains(code) && broken.is_none(), "{path}, {size} bytes: {broken:?} {text}");
+            }
+            assert_eq!(sending.await.unwrap(), None, "{path}, {size} bytes: the body was cut");
+        }
+    }
+    // A client that never ends its body does not hold its stream for ever.
+    let call = client.open("POST", "/nope", "{", true).await.unwrap();
+    let (response, mut sending) = (call.response, call.sending);
+    assert_eq!(timeout(TIMEOUT, response).await.unwrap().unwrap().status(), 404);
+    let reset = timeout(2 * TIMEOUT, poll_fn(|cx| sending.poll_reset(cx))).await.expect("the stream stays open");
+    assert_eq!(reset.unwrap(), Reason::NO_ERROR);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! `[records]`: files with one record per request, to replay and to report on.
 //!
 //! A record has lengths, times, names of the configuration and the outcome of a request, and hashes of how its prompt begins;
-//! nothing that a client wrote and nothing that says which client it was. Bounds: `files` full files of `max_size` and the one
+//! nothing that a client wrote and, without `client_address`, nothing that says which client it was. Bounds: `files` full files of `max_size` and the one
 //! that is written.
 
 use std::path::PathBuf;
@@ -20,6 +20,8 @@ table! {
         pub max_size: ByteSize = default("256MiB").within("8MiB", "1024GiB");
         /// Full files that are kept; the oldest is removed.
         pub files: u32 = default("7").within("0", "100");
+        /// Record the address that each client has connected from, as `client`; see access_log.client_address.
+        pub client_address: bool = default("false");
         /// Share of requests that are recorded.
         pub sample: f64 = default("1.0").within("0", "1");
         /// Key of the hashes of prompts: "env:NAME" or "file:PATH" of a secret that cannot be guessed. A holder of it can test

@@ -80,7 +80,7 @@ impl Server {
 table! {
     /// How long each stage of a request may take. A stream has no limit on its whole length.
     pub struct Timeouts {
-        /// TCP connect to a backend. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
+        /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
         pub connect: Duration = duration("1500ms");
         /// Longest pause in which a backend takes no byte of a request. The default is half of nginx's `proxy_send_timeout`:
         /// an engine that reads its sockets takes a prompt within milliseconds.
@@ -183,6 +183,9 @@ table! {
         pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
         /// Share of requests that are written.
         pub sample: f64 = default("1.0").within("0", "1");
+        /// Write the address that each client has connected from, as `client`. It is personal data in many places. Behind a
+        /// proxy it is the proxy's: the gateway does not read X-Forwarded-For, which anybody may send.
+        pub client_address: bool = default("false");
     }
 }
 

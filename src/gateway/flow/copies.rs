@@ -79,6 +79,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         upstream_id: id,
         trace: None,
         routing: Arc::clone(&incoming.routing),
+        client: incoming.client,
         key: incoming.key.clone(),
         copy_for: Some(arm),
     }

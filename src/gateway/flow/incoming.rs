@@ -4,6 +4,7 @@
 //! request, so that every later stage sees one configuration, whatever is reloaded meanwhile. Only a request whose pool
 //! a reload has removed moves on to the newer table (see `admit.rs`).
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -41,6 +42,8 @@ pub struct IncomingRequest {
     pub trace: Option<Box<RequestTrace>>,
     /// The configuration to route by.
     pub routing: Arc<RoutingTable>,
+    /// The client's address, where the access log or the records have it.
+    pub client: Option<IpAddr>,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
     /// The shadow arm that this is a copy for; `None`: a client sent it.

@@ -133,6 +133,7 @@ impl TestFlow {
             upstream_id: "req".into(),
             trace: None,
             routing: self.flow.routing_table(),
+            client: None,
             key: None,
             copy_for: None,
         })
@@ -193,7 +194,8 @@ fn pool_of(config: &Config) -> PoolSpec {
 
 fn spec_of(backend: &crate::config::Backend) -> BackendSpec {
     let endpoint = backend.target.endpoint();
-    let address = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
+    let address =
+        Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: backend.api_key.clone() };
     BackendSpec { name: backend.name.as_str().into(), address: Arc::new(address), weight: backend.weight }
 }
 

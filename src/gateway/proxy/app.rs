@@ -11,7 +11,6 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
@@ -23,12 +22,12 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
 
+use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, client_address, end};
 use super::body::{self, BodyError, MinRate};
 use super::clients::ClientLimits;
 use super::downstream::DownstreamConnection;
 use super::head::{self, HeadTimes, NoHead};
 use super::headers::{self, RequestIds};
-use super::http2;
 use super::socket::ClientHandle;
 use super::upstream::UpstreamConnector;
 use crate::config::limits::RETRY_AFTER_MIN;
@@ -92,18 +91,6 @@ enum Rejected {
     ClientGone,
 }
 
-/// What happens to a connection after a request.
-enum Next {
-    /// It is kept for another request.
-    Request,
-    /// It is closed, after the client had this long to finish sending and to read the response.
-    Close { linger: Duration },
-}
-
-impl Next {
-    const CLOSE: Self = Self::Close { linger: Duration::ZERO };
-}
-
 impl From<Refusal> for Rejected {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
@@ -163,6 +150,7 @@ impl Gateway {
             Err(rejected) => {
                 let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
                 record.trace = trace;
+                record.client = client_address(session, &self.flow.routing_table().config);
                 if route.is_none() {
                     // Without the query, which may contain credentials.
                     record.path = path.split('?').next().map(client_text);
@@ -360,6 +348,7 @@ fn incoming(
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
     let headers = headers::for_engine(sent, routing.keys.is_required());
+    let client = client_address(session, &routing.config);
     let arrived = Instant::now();
     let RequestIds { client: request_id, upstream: upstream_id } = ids;
     Box::new(IncomingRequest {
@@ -374,6 +363,7 @@ fn incoming(
         upstream_id,
         trace,
         routing,
+        client,
         key,
         copy_for: None,
     })
@@ -419,6 +409,7 @@ impl HttpServerApp for Gateway {
                 end(&mut session, linger).await;
                 return None;
             }
+            after::end_stream(&mut session).await;
             let settings = HttpPersistentSettings::for_session(&session);
             let (stream, ahead) = timeout(SETTLE, session.finish()).await.ok()?.ok()??.into_parts();
             if let Some(client) = ClientHandle::below(&stream) {
@@ -435,13 +426,6 @@ fn reused(stream: Stream, ahead: Option<BytesMut>, mut settings: HttpPersistentS
     }
     ReusedHttpStream::new(stream, Some(settings))
 }
-
-/// How long the end of a request may take before its connection is closed.
-const SETTLE: Duration = Duration::from_secs(5);
-/// How long a refused client may keep sending.
-const LINGER: Duration = Duration::from_secs(5);
-/// The same while the gateway shuts down.
-const LINGER_CLOSING: Duration = Duration::from_secs(1);
 
 /// Refuses a request early; no pool is known yet.
 fn shed(reason: ShedReason) -> Rejected {
@@ -462,27 +446,13 @@ fn expectation(session: &ServerSession) -> Option<bool> {
     Some(expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Shuts down the sending side, gives the client up to `linger` to finish, and closes the connection.
-async fn end(session: &mut ServerSession, linger: Duration) {
-    if ClientHandle::of(session).is_none() {
-        // An HTTP/2 stream ends with its session.
-        http2::deliver(session).await;
-        return;
-    }
-    let closed = timeout(SETTLE, session.shutdown()).await;
-    if closed.is_ok()
-        && !linger.is_zero()
-        && let Some(client) = ClientHandle::of(session)
-    {
-        client.linger(linger).await;
-    }
-}
-
 /// Refuses a request whose head could not be read.
 async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &ProxyFlow) {
     session.set_keepalive(None);
     let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
     record.outcome = Outcome::Refused;
+    record.refused = Some(refusal.code());
+    record.client = client_address(session, &flow.routing_table().config);
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
     record.status = Some(parts.status);

@@ -148,6 +148,21 @@ pub(super) async fn read(
     Ok(reading.counted.keep_buffer(body.buffer))
 }
 
+/// Reads the rest of a body and drops it, at most `most` bytes. Returns when the client has ended or reset it, too.
+pub(super) async fn discard(session: &mut ServerSession, most: usize) {
+    let (mut received, mut yield_at) = (0, YIELD_AFTER);
+    while received < most
+        && !session.is_body_done()
+        && let Ok(Some(piece)) = session.read_request_body().await
+    {
+        received += piece.len();
+        if received >= yield_at {
+            yield_at = received + YIELD_AFTER;
+            yield_now().await;
+        }
+    }
+}
+
 /// A body as far as it was received.
 ///
 /// The first half of a long body is kept in pieces, so that each byte is copied once: a buffer of the declared size may be

@@ -12,6 +12,7 @@
 //!   with HTTP/1.1, because it takes as much memory.
 //! - Header lists as for HTTP/1.1.
 //! - [`WINDOW`] bytes of request bodies that were not read yet, and [`SEND_BUFFER`] bytes of a response that were not sent yet.
+//! - The body of a refused request is read and dropped for a bounded time ([`linger`]).
 //! - Costly frames as in `frames.rs`, and [`REFUSED_MAX`] refused or malformed streams. Beyond that the client gets GOAWAY
 //!   with ENHANCE_YOUR_CALM.
 //! - A client that accepts no byte for [`SEND_TIMEOUT`] is disconnected.
@@ -30,10 +31,11 @@ use h2::server::Connection;
 use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
-use pingora::protocols::{Digest, Stream};
+use pingora::protocols::{Digest, GetSocketDigest, Stream};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
+use super::body;
 use super::clients::CountedConnection;
 use super::ending::Ends;
 use super::socket::ClientSocket;
@@ -50,6 +52,8 @@ const WINDOW: u32 = 1 << 20;
 const SEND_BUFFER: usize = 32 << 10;
 /// How long the last bytes of an aborted response may take to be sent.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
+/// Bytes of a refused body that a client may go on sending: more than `server.max_body` usually is. None of them is kept.
+const LINGER_BYTES: usize = 64 << 20;
 /// How long a connection without requests may take to close after GOAWAY.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
@@ -101,11 +105,11 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     streams: &TaskTracker,
 ) {
     let flood = socket.watch_frames();
+    let digest = Arc::new(Digest { socket_digest: socket.get_socket_digest(), ..Digest::default() });
     let socket: Stream = Box::new(socket);
     let Ok(Ok(mut connection)) = timeout(pauses.preface, handshake(socket, Some(options()))).await else {
         return;
     };
-    let digest = Arc::new(Digest::default());
     let (mut closing, mut leaving, mut refused) = (ends.clone(), false, 0);
     loop {
         if refused > REFUSED_MAX {
@@ -170,6 +174,14 @@ async fn next_stream(
             return accepted;
         }
     }
+}
+
+/// Ends a stream whose response is complete. While the client still sends its body, the rest is read and dropped, for at most
+/// `time` and [`LINGER_BYTES`], as on HTTP/1.1. A stream that ends with its body unread is reset, and many clients drop the
+/// response that arrives with the reset.
+pub(super) async fn linger(session: &mut ServerSession, time: Duration) {
+    let _ = timeout(time, body::discard(session, LINGER_BYTES)).await;
+    deliver(session).await;
 }
 
 /// Waits until the buffered bytes of a response are sent, at most [`LAST_BYTES_MAX`]. When a stream is reset, h2 drops its

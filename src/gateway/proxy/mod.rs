@@ -16,9 +16,11 @@
 //! | `transport.rs` | a client's connection: TLS or plain, HTTP/1.1 or HTTP/2 |
 //! | `socket.rs` | a client's socket: gathered writes, detection of disconnects |
 //! | `http2.rs`, `frames.rs` | an HTTP/2 connection and its limits |
+//! | `after.rs` | what becomes of a connection after a request |
 //! | `headers.rs` | which headers are forwarded |
 //! | `listener.rs`, `ending.rs` | accepting connections, shutdown, hand-over to another process |
 
+mod after;
 mod app;
 mod spare_buffers;
 mod body;

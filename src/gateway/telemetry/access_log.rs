@@ -28,8 +28,7 @@ use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 use twox_hash::XxHash3_64;
 
-use super::line::line;
-use super::salt::Salt;
+use super::line::{Shown, line};
 use crate::config::{AccessLog, LogTarget};
 use crate::flow::Record;
 
@@ -87,8 +86,7 @@ impl std::fmt::Debug for AccessLogWriter {
 struct Running {
     shared: Arc<Shared>,
     sample: Sample,
-    /// Lines are records, with hashes of prompts.
-    salt: Option<Salt>,
+    shown: Shown,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -128,15 +126,16 @@ impl AccessLogWriter {
                 source,
             })?),
         };
-        Self::with(output, ACCESS_LOG, config.sample, None)
+        let shown = Shown { client: config.client_address, salt: None };
+        Self::with(output, ACCESS_LOG, config.sample, shown)
     }
 
-    /// Writes lines to `output`. `what` it is, for messages; with `salt` its lines are records.
+    /// Writes lines to `output`. `what` it is, for messages.
     pub(super) fn with(
         output: Box<dyn Output>,
         what: &'static str,
         sample: f64,
-        salt: Option<Salt>,
+        shown: Shown,
     ) -> Result<Self, AccessLogError> {
         let state = Mutex::new(State::default());
         let shared = Arc::new(Shared { state, wake: Condvar::new(), idle: Condvar::new(), dropped: AtomicU64::new(0) });
@@ -145,13 +144,13 @@ impl AccessLogWriter {
             .name(what.replace(' ', "-"))
             .spawn(move || writer.run(output, what))
             .map_err(|source| AccessLogError::Thread { what, source })?;
-        Ok(Self { running: Arc::new(Running { shared, sample: Sample::new(sample), salt, thread: Some(thread) }) })
+        Ok(Self { running: Arc::new(Running { shared, sample: Sample::new(sample), shown, thread: Some(thread) }) })
     }
 
     /// Takes the line of a request that is over now, if it is in the sample.
     pub(super) fn write(&self, record: &Record) {
         if self.running.sample.takes(&record.request_id) {
-            self.running.shared.append(&line(record, Timestamp::now(), self.running.salt.as_ref()));
+            self.running.shared.append(&line(record, Timestamp::now(), &self.running.shown));
         }
     }
 
@@ -344,7 +343,7 @@ mod tests {
 
     fn stuck() -> (AccessLogWriter, mpsc::Receiver<usize>, mpsc::Sender<io::Result<()>>) {
         let ((taken, seen), (go, resume)) = (mpsc::channel(), mpsc::channel());
-        (AccessLogWriter::with(Box::new(Stuck { taken, resume }), ACCESS_LOG, 1.0, None).unwrap(), seen, go)
+        (AccessLogWriter::with(Box::new(Stuck { taken, resume }), ACCESS_LOG, 1.0, Shown::default()).unwrap(), seen, go)
     }
 
     const SOON: Duration = Duration::from_secs(20);
@@ -355,7 +354,7 @@ mod tests {
         let record = completed(Duration::from_millis(10), Duration::from_millis(5));
         sink.write(&record);
         assert_eq!(taken.recv_timeout(SOON), Ok(1));
-        let each = line(&record, Timestamp::now(), None).len();
+        let each = line(&record, Timestamp::now(), &Shown::default()).len();
         let fit = BUFFER_BYTES / each;
         for _ in 0..fit + 10 {
             sink.write(&record);

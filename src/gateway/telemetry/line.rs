@@ -8,6 +8,7 @@
 //! Keys are never renamed or removed, because users have queries on them. A line of `[records]` is the same without some keys and
 //! with others (`Line::into_record`); `version` says how to read its hashes.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -37,6 +38,8 @@ struct Line<'a> {
     route: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client: Option<IpAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,8 +117,17 @@ impl Line<'_> {
     }
 }
 
-/// The line of a request that was over at `time`, with its line feed; with `salt`, its record.
-pub(super) fn line(record: &Record, time: Timestamp, salt: Option<&Salt>) -> Vec<u8> {
+/// What a line has beside the fields that every line has.
+#[derive(Default)]
+pub(super) struct Shown {
+    /// The client's address.
+    pub(super) client: bool,
+    /// Hashes of the prompt: the line is a record.
+    pub(super) salt: Option<Salt>,
+}
+
+/// The line of a request that was over at `time`, with its line feed.
+pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
     let stats = record.stats.as_ref();
     let usage = stats.map(|stats| stats.usage).unwrap_or_default();
     let line = Line {
@@ -126,6 +138,7 @@ pub(super) fn line(record: &Record, time: Timestamp, salt: Option<&Salt>) -> Vec
         trace_id: record.trace.as_ref().map(|trace| format!("{:032x}", trace.id())),
         route: record.route.map(Route::label),
         path: record.path.as_deref(),
+        client: record.client.filter(|_| shown.client),
         key: record.key.as_deref(),
         model: record.model.as_deref(),
         refused_model: record.refused_model.as_deref(),
@@ -151,13 +164,13 @@ pub(super) fn line(record: &Record, time: Timestamp, salt: Option<&Salt>) -> Vec
         total_ms: ms(record.total),
         status: record.status.map(|status| status.as_u16()),
         outcome: record.outcome.label(),
-        detail: record.outcome.detail(),
+        detail: record.detail(),
         retries: record.retries.iter().map(|reason| reason.label()).collect(),
         slo_met: record.slo_met,
         prompt_bytes: None,
         prefix: Vec::new(),
     };
-    let line = match salt {
+    let line = match &shown.salt {
         Some(salt) => line.into_record(record, salt),
         None => line,
     };

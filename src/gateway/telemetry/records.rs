@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use super::access_log::{AccessLogError, AccessLogWriter, Appended, Output};
+use super::line::Shown;
 use super::salt::Salt;
 use crate::config::Records;
 
@@ -24,7 +25,12 @@ pub(super) fn open(config: &Records) -> Result<AccessLogWriter, AccessLogError> 
     let failed = |source| AccessLogError::Open { what: RECORDS, path: config.path.clone(), source };
     let salt = Salt::new(config).map_err(failed)?;
     let files = RotatedFile::open(config).map_err(failed)?;
-    AccessLogWriter::with(Box::new(files), RECORDS, config.sample, Some(salt))
+    AccessLogWriter::with(
+        Box::new(files),
+        RECORDS,
+        config.sample,
+        Shown { client: config.client_address, salt: Some(salt) },
+    )
 }
 
 /// A file that is renamed when it is full.

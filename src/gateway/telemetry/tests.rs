@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::families::{self, MetricKind};
-use super::line::line;
+use super::line::{Shown, line};
 use super::testing::{admission, completed, record, spec};
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
@@ -198,7 +198,7 @@ fn a_copy_is_counted_as_no_request_and_is_marked_in_its_line() {
         Record { copy: Some(CopyOutcome::Completed), ..completed(Duration::from_millis(30), Duration::from_millis(6)) };
     telemetry.record(&copy);
     assert_eq!(stable(&telemetry.page()), before);
-    let line = String::from_utf8(line(&copy, Timestamp::UNIX_EPOCH, None)).unwrap();
+    let line = String::from_utf8(line(&copy, Timestamp::UNIX_EPOCH, &Shown::default())).unwrap();
     assert!(line.contains("\"copy\":\"completed\""), "{line}");
 }
 
@@ -441,6 +441,7 @@ fn the_access_log_line_of_a_completed_stream() {
         ..completed(Duration::from_micros(30_123), Duration::from_micros(6_500))
     };
     let mixed = mixed();
-    let lines = [&retried, &mixed[5], &mixed[8], &mixed[10]].map(|record| line(record, time, None)).concat();
+    let lines =
+        [&retried, &mixed[5], &mixed[8], &mixed[10]].map(|record| line(record, time, &Shown::default())).concat();
     insta::assert_snapshot!(String::from_utf8(lines).unwrap());
 }

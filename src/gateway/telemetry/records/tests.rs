@@ -19,7 +19,7 @@ fn prefix() -> PromptPrefix {
 /// Files of 1,000 bytes, of which `files` full ones are kept.
 fn config(path: &Path, files: u32) -> Records {
     let max_size = sluice_core::base::ByteSize(1_000);
-    Records { path: path.to_owned(), max_size, files, sample: 1.0, salt: None }
+    Records { path: path.to_owned(), max_size, files, sample: 1.0, client_address: false, salt: None }
 }
 
 /// The lines of all files, and that none is longer than it may be or ends within a line.
