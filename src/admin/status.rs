@@ -270,6 +270,10 @@ impl BackendStatus {
 
 fn reason(backend: &BackendView, now: Instant) -> Option<String> {
     let RecentAnswers { failed, seen } = backend.recent;
+    let answers = matches!(backend.phase, Phase::Ready | Phase::Probation | Phase::Ejected { .. });
+    if let Some(refused) = backend.refused.filter(|_| answers) {
+        return Some(refused.text(backend.address.api_key.is_some()));
+    }
     let reason = match backend.phase {
         Phase::Starting => "no probe has succeeded yet".to_owned(),
         Phase::Ready if backend.recent.is_failing() => format!("{failed} of the last {seen} answers failed"),

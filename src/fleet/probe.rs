@@ -33,7 +33,7 @@ use super::http::fetch;
 use sluice_core::base::BackendId;
 use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
-use sluice_gateway::pool::{AdapterId, Address, Admission, Cordon, Phase};
+use sluice_gateway::pool::{AdapterId, Address, Admission, Cordon, Phase, RefusedGateway};
 
 /// How often a backend's models are read while it stays up.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
@@ -174,7 +174,8 @@ struct ProbeResult {
     name: Arc<str>,
     address: Arc<Address>,
     up: Result<(), String>,
-    models: Option<ServedModels>,
+    /// What it serves, or the status of its answer if that is an error.
+    models: Option<Result<ServedModels, u16>>,
     /// Tokens that its prefix cache holds.
     cache_tokens: Option<u64>,
     /// LoRA adapters that one step may use.
@@ -196,6 +197,8 @@ pub struct Prober {
     states: HashMap<BackendId, ProbeState>,
     /// Read the models of every backend in each round: something waits for one.
     pub await_models: bool,
+    /// Clients send keys for the engines: a backend without an `api_key` that refuses a probe may serve them.
+    pub forwards_keys: bool,
     /// The set of model names has changed and no caller was informed yet; kept when a round is cancelled.
     changed: bool,
 }
@@ -203,7 +206,7 @@ pub struct Prober {
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
     pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>) -> Self {
-        Self { admission, reported, states: HashMap::new(), await_models: false, changed: false }
+        Self { admission, reported, states: HashMap::new(), await_models: false, forwards_keys: false, changed: false }
     }
 
     /// Whether its engine is starting or being stopped.
@@ -277,7 +280,19 @@ impl Prober {
         if let Some(tokens) = result.cache_tokens {
             self.admission.set_cache_size(result.id, tokens);
         }
-        let Some(models) = result.models else { return false };
+        let has_key = result.address.api_key.is_some();
+        let models = match result.models {
+            Some(Ok(models)) => models,
+            Some(Err(status @ (401 | 403))) if has_key || !self.forwards_keys => {
+                let refused = RefusedGateway { status, by_probe: true };
+                if self.admission.refused_gateway(result.id, refused, now) {
+                    tracing::warn!(backend = %result.name, "{}", refused.text(has_key));
+                }
+                return false;
+            }
+            _ => return false,
+        };
+        self.admission.accepted_probe(result.id);
         state.models_at = Some(now);
         self.admission.set_max_model_len(result.id, models.max_model_len);
         let served = models.cards.iter().map(|card| AdapterId::of(&card.id)).collect();
@@ -309,7 +324,7 @@ async fn probe(
         true => read_models(&address, limit).await,
         false => None,
     };
-    let has_adapters = models.as_ref().is_some_and(|models| models.cards.iter().any(|card| card.is_adapter));
+    let has_adapters = matches!(&models, Some(Ok(models)) if models.cards.iter().any(|card| card.is_adapter));
     let page = if (due.cache && up.is_ok()) || has_adapters { scrape(&address, limit).await } else { None };
     let cache_tokens = page.as_ref().filter(|_| due.cache).and_then(|page| page.cache_tokens);
     let adapter_slots = page.and_then(|page| page.adapters).map(|adapters| adapters.slots);
@@ -320,7 +335,7 @@ async fn probe(
     ProbeResult { id, name, address, up, models, cache_tokens, adapter_slots, activity }
 }
 
-async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels> {
+async fn read_models(address: &Address, limit: Duration) -> Option<Result<ServedModels, u16>> {
     #[derive(Deserialize)]
     struct ModelList {
         data: Vec<Box<RawValue>>,
@@ -332,7 +347,10 @@ async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels>
         parent: Option<String>,
     }
     let (status, body) = fetch(address, "/v1/models", limit, HEALTH_BYTES).await.ok()?;
-    let list: ModelList = status.is_success().then(|| serde_json::from_slice(&body).ok())??;
+    if !status.is_success() {
+        return Some(Err(status.as_u16()));
+    }
+    let list: ModelList = serde_json::from_slice(&body).ok()?;
     let mut models = ServedModels { cards: Vec::new(), max_model_len: None };
     for json in list.data.into_iter().take(CARDS_MAX) {
         if let Ok(fields) = serde_json::from_str::<Fields>(json.get()) {
@@ -340,7 +358,7 @@ async fn read_models(address: &Address, limit: Duration) -> Option<ServedModels>
             models.cards.push(ModelCard { id: fields.id, is_adapter: fields.parent.is_some(), json });
         }
     }
-    Some(models)
+    Some(Ok(models))
 }
 
 async fn read_activity(address: &Address, limit: Duration) -> Activity {

@@ -155,6 +155,7 @@ impl App {
     /// Probes every backend once. What takes long with many keys is left to a thread that may block.
     pub(super) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
         let rules = self.config.load().health.clone();
+        prober.forwards_keys = !self.flow.routing_table().keys.is_required();
         prober.await_models = self.learned.experiments.is_any_waiting();
         let changed = prober.probe_all(&rules).await;
         self.note_served_models();

@@ -32,6 +32,7 @@ mod commands;
 mod counting;
 mod cut;
 mod early;
+mod elsewhere;
 mod engine_metrics;
 mod errors;
 mod experiments;

@@ -17,7 +17,7 @@ use crate::base::ModelId;
 use crate::config::{Config, Model, Pool, Target};
 use crate::fleet::fetch;
 use crate::flow::specs;
-use crate::pool::Address;
+use crate::pool::{Address, RefusedGateway};
 use crate::vllm::version::Version;
 
 /// Backends that are asked at once.
@@ -127,7 +127,7 @@ async fn ask(question: &Question, limit: Duration) -> Answer {
     }
     let get = async |path: &str| match fetch(&question.address, path, limit, BYTES).await {
         Ok((status, body)) if status.is_success() => Ok(body),
-        Ok((status, _)) => Err(format!("{path} responds with status {}", status.as_u16())),
+        Ok((status, _)) => Err(refusal(path, status.as_u16(), question.address.api_key.is_some())),
         Err(error) => Err(error.to_string()),
     };
     get("/health").await?;
@@ -147,6 +147,14 @@ async fn ask(question: &Question, limit: Duration) -> Answer {
         }
         Some(version) => Ok(format!("vLLM {version}, serves {}", names(&served))),
         None => Ok(format!("version unknown, serves {}", names(&served))),
+    }
+}
+
+/// Why a response that is no success is not as configured.
+fn refusal(path: &str, status: u16, has_key: bool) -> String {
+    match status {
+        401 | 403 => format!("{path}: {}", RefusedGateway { status, by_probe: true }.text(has_key)),
+        _ => format!("{path} responds with status {status}"),
     }
 }
 

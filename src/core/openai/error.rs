@@ -182,6 +182,8 @@ pub enum Refusal {
     },
     /// 502: the upstream broke before the first byte and no other backend could take it.
     UpstreamBroke,
+    /// 502: the upstream refused the credentials of the gateway, and no other backend could take the request.
+    UpstreamRefusedGateway,
     /// 504: the upstream did not respond in time and no other backend could take it.
     UpstreamTimeout,
     /// 500: a bug of ours.
@@ -268,6 +270,12 @@ impl Refusal {
             Self::Shed { reason, .. } => row(503, UNAVAILABLE, reason.label(), reason.message()),
             Self::UpstreamBusy { message, .. } => with_message(503, UNAVAILABLE, "upstream_busy", message.clone()),
             Self::UpstreamBroke => row(502, SERVER, "upstream_broke", "the backend failed before it responded"),
+            Self::UpstreamRefusedGateway => row(
+                502,
+                SERVER,
+                "upstream_refused_gateway",
+                "the backend refuses the gateway's credentials; its operator must set the backend's api_key",
+            ),
             Self::UpstreamTimeout => row(504, SERVER, "upstream_timeout", "the backend did not respond in time"),
             Self::Internal => row(500, SERVER, "internal_error", "the gateway failed; see its log"),
         }
@@ -423,6 +431,7 @@ mod tests {
             Refusal::CodingNotSupported,
             Refusal::UpstreamBusy { message: "the engine is full".into(), retry_after: 0 },
             Refusal::UpstreamBroke,
+            Refusal::UpstreamRefusedGateway,
             Refusal::UpstreamTimeout,
             Refusal::Internal,
         ];

@@ -4,7 +4,7 @@
 //! about each code, and `tests/docs` keeps that complete.
 
 /// Every code, by the alphabet. The error event of a stream that breaks has one of them, too.
-pub const ERROR_CODES: [&str; 31] = [
+pub const ERROR_CODES: [&str; 32] = [
     "body_memory_full",
     "body_timeout",
     "body_too_large",
@@ -35,5 +35,6 @@ pub const ERROR_CODES: [&str; 31] = [
     "upgrade_not_supported",
     "upstream_broke",
     "upstream_busy",
+    "upstream_refused_gateway",
     "upstream_timeout",
 ];

@@ -41,15 +41,22 @@ fn prober(ports: &[u16]) -> Prober {
 
 /// An engine that responds to every request with a model list; a mute one accepts connections and sends nothing.
 async fn engine(mute: bool) -> u16 {
+    engine_with("200 OK", mute).await
+}
+
+/// The same with this status for `/v1/models`.
+async fn engine_with(status: &'static str, mute: bool) -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = socket.local_addr().unwrap().port();
     tokio::spawn(async move {
         let mut open = Vec::new();
         while let Ok((mut connection, _)) = socket.accept().await {
             if !mute {
-                let _ = connection.read(&mut [0; 1024]).await;
+                let mut request = [0; 1024];
+                let length = connection.read(&mut request).await.unwrap_or(0);
+                let status = if request[..length].starts_with(b"GET /v1/models") { status } else { "200 OK" };
                 let list = r#"{"data":[{"id":"m"}]}"#;
-                let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{list}", list.len());
+                let response = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{list}", list.len());
                 let _ = connection.write_all(response.as_bytes()).await;
             }
             open.push(connection);
@@ -58,18 +65,36 @@ async fn engine(mute: bool) -> u16 {
     port
 }
 
-#[tokio::test]
-async fn a_change_of_names_in_a_cancelled_round_is_returned_by_the_next() {
-    let mut prober = prober(&[engine(false).await, engine(true).await]);
+fn rules() -> Health {
     let second = Duration::from_secs(1);
-    let rules = Health {
+    Health {
         probe_interval: second,
         probe_timeout: second,
         failures: 3,
         ejection_base: second,
         ejection_max: second,
         stall: 30 * second,
-    };
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_refuses_the_probe_s_credentials_is_left_out_unless_clients_bring_their_own() {
+    for (forwards_keys, state) in [(false, "ejected"), (true, "ready")] {
+        let mut prober = prober(&[engine(false).await, engine_with("401 Unauthorized", false).await]);
+        prober.forwards_keys = forwards_keys;
+        // In the first round the other engine may not be ready yet.
+        for _ in 0..2 {
+            prober.probe_all(&rules()).await;
+        }
+        let view = &prober.admission.view()[0].backends[1];
+        assert_eq!((view.state(), view.refused.is_some()), (state, !forwards_keys));
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_names_in_a_cancelled_round_is_returned_by_the_next() {
+    let mut prober = prober(&[engine(false).await, engine(true).await]);
+    let rules = rules();
     let reported = Arc::clone(&prober.reported);
     let learned = async {
         while reported.names().is_empty() {

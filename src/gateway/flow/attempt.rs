@@ -82,6 +82,7 @@ impl<X> FailedAttempt<X> {
                 retry_after: busy.retry_after.unwrap_or(retry_after),
             },
             (None, Outcome::Timeout(_)) => Refusal::UpstreamTimeout,
+            (None, Outcome::UpstreamError(UpstreamFault::Credentials)) => Refusal::UpstreamRefusedGateway,
             (None, _) => Refusal::UpstreamBroke,
         }
     }

@@ -10,7 +10,8 @@
 //! | 503, as status or in an event | the engine's admission control | no |
 //! | 429, as status or in an event | the engine's limit for its callers | no |
 //! | 500 in an event | the engine failed at this request | yes |
-//! | 401, 403 to credentials of the gateway | the engine refuses the gateway | no: a state of the backend |
+//! | 401 to credentials of the gateway | the engine refuses the gateway | no: a state of the backend |
+//! | 403 to credentials of the gateway | the engine refuses the gateway, or this request | no; a probe that is refused, too, makes it a state |
 //!
 //! A 500 as the status of a head goes to the client: an engine that fails before it begins a response fails at the request, and
 //! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the client, who sent them.
@@ -51,8 +52,10 @@ pub(super) enum Elsewhere {
     Limited,
     /// An error event with code 500.
     Failed,
-    /// The engine refuses the gateway's credentials.
+    /// 401: the engine refuses the gateway's credentials.
     GatewayRefused,
+    /// 403 to the gateway's credentials. A filter in front of an engine answers so to the content of a request, too.
+    Forbidden,
 }
 
 impl Elsewhere {
@@ -60,7 +63,7 @@ impl Elsewhere {
     pub(super) fn is_fault(self) -> bool {
         match self {
             Self::Broken | Self::Failed => true,
-            Self::Busy | Self::Limited | Self::GatewayRefused => false,
+            Self::Busy | Self::Limited | Self::GatewayRefused | Self::Forbidden => false,
         }
     }
 }
@@ -75,7 +78,8 @@ impl EngineAnswer<'_> {
             502 if event.is_none() => Some(Elsewhere::Broken),
             503 => Some(Elsewhere::Busy),
             429 => Some(Elsewhere::Limited),
-            401 | 403 if self.credentials == Credentials::Gateway => Some(Elsewhere::GatewayRefused),
+            401 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::GatewayRefused),
+            403 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::Forbidden),
             _ => None,
         }
     }
@@ -103,11 +107,11 @@ mod tests {
             (503, None, Some(Elsewhere::Busy), Some(Elsewhere::Busy)),
             (429, None, Some(Elsewhere::Limited), Some(Elsewhere::Limited)),
             (401, None, Some(Elsewhere::GatewayRefused), None),
-            (403, None, Some(Elsewhere::GatewayRefused), None),
+            (403, None, Some(Elsewhere::Forbidden), None),
             (200, Some(Some(503)), Some(Elsewhere::Busy), Some(Elsewhere::Busy)),
             (200, Some(Some(429)), Some(Elsewhere::Limited), Some(Elsewhere::Limited)),
             (200, Some(Some(500)), Some(Elsewhere::Failed), Some(Elsewhere::Failed)),
-            (200, Some(Some(401)), Some(Elsewhere::GatewayRefused), None),
+            (200, Some(Some(401)), None, None),
             (200, Some(Some(400)), None, None),
             (200, Some(None), None, None),
             (200, None, None, None),

@@ -8,7 +8,16 @@ use std::fmt::Display;
 
 use tokio::time::Instant;
 
-use crate::pool::{BackendFault, FaultReport, Lease, Verdict};
+use crate::pool::{BackendFault, FaultReport, Lease, RefusedGateway, Verdict};
+
+/// Notes that the engine behind `lease` refuses the gateway's credentials, and says so when that is new.
+pub(super) fn report_refused(lease: &Lease, status: u16, request_id: &str, now: Instant) {
+    if lease.refused_gateway(status, now) {
+        let (pool, backend) = (&**lease.pool_name(), &**lease.name());
+        let refused = RefusedGateway { status, by_probe: false };
+        tracing::warn!(pool, backend, request_id, "{}", refused.text(lease.address().api_key.is_some()));
+    }
+}
 
 /// Counts a fault of the backend that `lease` is on against its health. `why`: what happened to the request.
 pub(super) fn report(lease: &Lease, fault: BackendFault, request_id: &str, why: &dyn Display, now: Instant) {

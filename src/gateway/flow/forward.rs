@@ -305,10 +305,17 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 faults::report(lease, BackendFault::Response, &record.request_id, &why, Instant::now());
             }
             let outcome = match elsewhere {
-                Some(Elsewhere::Limited) => Outcome::Refused,
+                Some(Elsewhere::Limited | Elsewhere::Forbidden) => Outcome::Refused,
+                Some(Elsewhere::GatewayRefused) => Outcome::UpstreamError(UpstreamFault::Credentials),
                 _ => Outcome::UpstreamError(UpstreamFault::Status),
             };
-            let (reason, response) = (RetryReason::Status, Some(response).filter(|_| !self.is_head_sent));
+            // A client whose key is valid must not read that the gateway's is not.
+            let own_answer = elsewhere != Some(Elsewhere::GatewayRefused);
+            if !own_answer {
+                faults::report_refused(lease, status.as_u16(), &record.request_id, Instant::now());
+            }
+            let kept = own_answer && !self.is_head_sent;
+            let (reason, response) = (RetryReason::Status, kept.then_some(response));
             return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None, held: None });
         }
         // Behind the head of a stream only another stream can follow.

@@ -192,6 +192,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             RecordGuard::new(&self.recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
         record.upstream_id = Arc::clone(&incoming.upstream_id);
         record.trace = incoming.trace.take();
+        record.client = incoming.client;
         let served = match incoming.route {
             _ if self.is_closing() => Err(respond::shut_down(&mut record)),
             Route::StoredResponse | Route::CancelResponse => {

@@ -32,14 +32,14 @@ use super::elsewhere::Credentials;
 use super::exchange::{ClientGone, Downstream, Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use super::faults;
 use super::feedback::{Feedback, InjectedUsage};
-use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
+use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault, engine_refusal};
 use super::respond;
 use super::response_meter::{ResponseMeter, is_busy, is_client_error};
 use super::stream_work::{SilenceLimits, SilenceTimer, WorkClock};
 use crate::pool::{BackendFault, Lease};
 use sluice_core::meter::{Forward, Objectives};
-use sluice_core::openai::Route;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
+use sluice_core::openai::Route;
 
 /// A client that takes longer to accept a chunk reads slower than the engine writes.
 const CLIENT_WAIT: Duration = Duration::from_millis(20);
@@ -340,11 +340,20 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     /// Notes how the response of the backend ended, in the record and for the backend's health.
     fn note_outcome(&mut self, now: Instant) {
         self.record.outcome = self.outcome();
+        self.note_refusal();
         match self.record.outcome {
             Outcome::UpstreamError(_) if self.is_no_fault() => {}
             Outcome::UpstreamError(UpstreamFault::InStream) => self.fault(&"an error event in the stream", now),
             Outcome::UpstreamError(_) => self.fault(&format_args!("status {}", self.status.as_u16()), now),
             _ => self.lease.success(),
+        }
+    }
+
+    /// Notes why the engine refused the request, if it did.
+    fn note_refusal(&mut self) {
+        if self.record.outcome == Outcome::Refused {
+            let code = self.meter.error().and_then(|error| error.code).filter(|_| self.status.is_success());
+            self.record.refused = Some(engine_refusal(code.unwrap_or(self.status.as_u16())));
         }
     }
 
@@ -430,6 +439,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             return self.complete(now).await;
         }
         self.record.outcome = Outcome::Refused;
+        self.note_refusal();
         self.lease.success();
         self.down.abort();
         self.record_measurements();

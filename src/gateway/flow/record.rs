@@ -7,6 +7,7 @@
 //! Plain data: durations are measured by the request path. Labels come from the configuration only. Prompts and
 //! responses never enter a record; of a request that is refused, the path or the name of the model does, bounded.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,8 @@ pub enum UpstreamFault {
     InStream,
     /// It was found hung, and its streams were aborted.
     Hung,
+    /// It refuses the gateway's credentials.
+    Credentials,
 }
 
 /// What took too long.
@@ -89,6 +92,7 @@ impl Outcome {
             Self::UpstreamError(UpstreamFault::Status) => "status",
             Self::UpstreamError(UpstreamFault::InStream) => "in_stream",
             Self::UpstreamError(UpstreamFault::Hung) => "hung",
+            Self::UpstreamError(UpstreamFault::Credentials) => "credentials",
             Self::Timeout(Stage::Send) => "send",
             Self::Timeout(Stage::FirstByte) => "first_byte",
             Self::Timeout(Stage::Idle) => "idle",
@@ -106,9 +110,9 @@ pub enum RetryReason {
     StaleConnection,
     /// The connection broke before any byte of a response.
     Broken,
-    /// 502 or 503.
+    /// A status after which another engine may serve the request (`elsewhere.rs`).
     Status,
-    /// An in-stream 503 before any content.
+    /// Such a code in an error event before any content.
     InStream,
     /// No byte in time, or the request was not read in time.
     Timeout,
@@ -174,6 +178,10 @@ pub struct Record {
     pub status: Option<StatusCode>,
     /// How it ended.
     pub outcome: Outcome,
+    /// Why it was refused: the `code` of the gateway's error, or [`engine_refusal`].
+    pub refused: Option<&'static str>,
+    /// The client's address, where the access log or the records have it.
+    pub client: Option<IpAddr>,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
     /// Time to read and estimate.
@@ -200,7 +208,29 @@ pub struct Record {
     pub slo_met: Option<bool>,
 }
 
+/// The reason of a request that an engine refused with `status`.
+pub(super) fn engine_refusal(status: u16) -> &'static str {
+    match status {
+        400 => "engine_400",
+        401 => "engine_401",
+        403 => "engine_403",
+        404 => "engine_404",
+        413 => "engine_413",
+        422 => "engine_422",
+        429 => "engine_429",
+        _ => "engine_4xx",
+    }
+}
+
 impl Record {
+    /// The cause of its outcome, for the access log and the live page; empty when the label suffices.
+    pub fn detail(&self) -> &'static str {
+        match self.outcome {
+            Outcome::Refused => self.refused.unwrap_or_default(),
+            outcome => outcome.detail(),
+        }
+    }
+
     /// Whether tokens were to be generated. Only such requests count in TTFT, ITL, TPOT, E2EL and attainment: a call of
     /// `/tokenize` or `/v1/embeddings` takes milliseconds and says nothing about them.
     pub fn generates(&self) -> bool {
@@ -322,6 +352,8 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             estimate: None,
             status: None,
             outcome: Outcome::ClientGone,
+            refused: None,
+            client: None,
             retries: SmallVec::new(),
             estimate_time: Duration::ZERO,
             queue_wait: Duration::ZERO,

@@ -57,6 +57,9 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     if record.outcome == Outcome::ClientGone {
         record.outcome = Outcome::Refused;
     }
+    if record.outcome == Outcome::Refused {
+        record.refused = Some(refusal.code());
+    }
     let body = Bytes::from(refusal.body(format));
     if record.status.is_some() {
         if down.body(Bytes::from(sse_error(&body)), false).await.is_err() {

@@ -30,8 +30,7 @@ use super::backend::Cordon;
 use super::engine_work::EngineLook;
 use super::grant::Entered;
 #[cfg(test)]
-use super::health::BackendFault;
-use super::health::{HealthRules, Phase};
+use super::health::{BackendFault, HealthRules, Phase, RefusedGateway};
 use super::lease::{Lease, Ticket};
 use super::request::AdmissionRequest;
 use super::shared::SharedState;
@@ -135,6 +134,21 @@ impl Admission {
     pub fn is_same_backend(&self, backend: BackendId, name: &str, address: &Address) -> bool {
         let state = self.shared.lock();
         state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
+    }
+
+    /// The engine refuses the gateway's credentials: the backend is ejected, unless it is the only one that is ready. Returns
+    /// whether the engine did not refuse them before.
+    pub fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
+        self.shared.refused_gateway(backend, refused, now)
+    }
+
+    /// The engine accepted the credentials of a probe.
+    pub fn accepted_probe(&self, backend: BackendId) {
+        self.shared.update(|state, _| {
+            if let Some(found) = state.backend_mut(backend) {
+                found.health.accepted_probe();
+            }
+        });
     }
 
     /// The engine's context limit, as `/v1/models` reports it.

@@ -45,6 +45,28 @@ pub enum BackendFault {
     Timeout,
     /// Requests in flight and no progress at all.
     Hung,
+    /// The engine refuses the gateway's own credentials.
+    Credentials,
+}
+
+/// An engine refuses the credentials that the gateway itself sends. A client's credentials never lead to this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedGateway {
+    /// The status of its answer: 401 or 403.
+    pub status: u16,
+    /// It refused a probe, whose credentials are those of every request; otherwise a request.
+    pub by_probe: bool,
+}
+
+impl RefusedGateway {
+    /// The state and what to do about it. `has_key`: the backend has an `api_key`.
+    pub fn text(self, has_key: bool) -> String {
+        let advice = match has_key {
+            true => "`api_key` of the backend is not the engine's key; correct it",
+            false => "the engine wants a key; set `api_key` of the backend",
+        };
+        format!("the engine refuses the gateway's credentials with status {}: {advice}", self.status)
+    }
 }
 
 impl BackendFault {
@@ -55,6 +77,7 @@ impl BackendFault {
             Self::Response => "failed responses",
             Self::Timeout => "timeouts",
             Self::Hung => "stalled streams",
+            Self::Credentials => "refused credentials",
         }
     }
 }
@@ -116,11 +139,19 @@ pub struct BackendHealth {
     /// Ejections not yet forgiven; the exponent of the next one's length.
     strikes: u32,
     successes: u32,
+    refused: Option<RefusedGateway>,
 }
 
 impl Default for BackendHealth {
     fn default() -> Self {
-        Self { phase: Phase::Starting, breaker: Breaker::default(), probe_misses: 0, strikes: 0, successes: 0 }
+        Self {
+            phase: Phase::Starting,
+            breaker: Breaker::default(),
+            probe_misses: 0,
+            strikes: 0,
+            successes: 0,
+            refused: None,
+        }
     }
 }
 
@@ -142,6 +173,21 @@ impl BackendHealth {
     /// How its last requests ended, since its last ejection.
     pub fn recent(&self) -> RecentAnswers {
         self.breaker.recent()
+    }
+
+    /// Its engine refuses the gateway's credentials.
+    pub fn refused(&self) -> Option<RefusedGateway> {
+        self.refused
+    }
+
+    /// The engine refused the gateway's credentials. Returns whether it did not before.
+    pub fn refuse(&mut self, refused: RefusedGateway) -> bool {
+        self.refused.replace(refused).is_none()
+    }
+
+    /// The engine accepted the credentials of a probe. A refused request stays: not every engine asks probes for a key.
+    pub fn accepted_probe(&mut self) {
+        self.refused = self.refused.filter(|refused| !refused.by_probe);
     }
 
     /// Not probed yet: a backend that a reload has just added may be up in a moment.
@@ -172,6 +218,7 @@ impl BackendHealth {
     /// A request succeeded.
     pub fn success(&mut self) {
         self.breaker.success();
+        self.refused = None;
         self.successes = self.successes.saturating_add(1);
         if self.successes >= FORGIVEN_AFTER {
             self.strikes = 0;
@@ -183,14 +230,16 @@ impl BackendHealth {
 
     /// A request failed through the backend's fault. `only_one`: no other backend of the pool is ready.
     ///
-    /// A ready backend that is the only one is ejected for refused connections and hangs, not for failed responses or
-    /// timeouts: ejecting it would turn some failures into an outage. In probation every failure ejects.
+    /// A ready backend that is the only one is ejected for refused connections and hangs, not for failed responses, timeouts
+    /// or refused credentials: ejecting it would turn some failures into an outage. In probation every failure ejects, and so
+    /// does one refusal of the gateway's credentials: the next request has the same ones.
     pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) -> Verdict {
         self.successes = 0;
-        let tripped = self.breaker.failure(rules.request_failures) || fault == BackendFault::Hung;
+        let tripped = self.breaker.failure(rules.request_failures)
+            || matches!(fault, BackendFault::Hung | BackendFault::Credentials);
         match self.phase {
             Phase::Ready if !tripped => return Verdict::Counted,
-            Phase::Ready if only_one && matches!(fault, BackendFault::Response | BackendFault::Timeout) => {
+            Phase::Ready if only_one && !matches!(fault, BackendFault::Connect | BackendFault::Hung) => {
                 return Verdict::Spared;
             }
             Phase::Ready | Phase::Probation => {}
@@ -264,6 +313,7 @@ mod tests {
         for (fault, ejected) in [
             (BackendFault::Response, false),
             (BackendFault::Timeout, false),
+            (BackendFault::Credentials, false),
             (BackendFault::Connect, true),
             (BackendFault::Hung, true),
         ] {
@@ -289,6 +339,24 @@ mod tests {
         let mut fresh = BackendHealth::default();
         (0..5).for_each(|_| fresh.probe_missed(&RULES));
         assert_eq!(fresh.phase(), Phase::Starting);
+    }
+
+    #[test]
+    fn one_refusal_of_the_gateway_s_credentials_ejects_and_its_reason_ends_with_it() {
+        let now = Instant::now();
+        let mut health = ready(now);
+        let refused = |by_probe| RefusedGateway { status: 401, by_probe };
+        assert!(health.refuse(refused(false)) && !health.refuse(refused(false)), "new once");
+        let verdict = health.failure(BackendFault::Credentials, false, &RULES, now);
+        assert_eq!(verdict, Verdict::Ejected(RULES.eject_base));
+        health.probe_ok(now + RULES.eject_base);
+        health.accepted_probe();
+        assert!(health.refused().is_some(), "a probe may need no key");
+        health.success();
+        assert_eq!((health.refused(), health.phase()), (None, Phase::Ready));
+        assert!(health.refuse(refused(true)));
+        health.accepted_probe();
+        assert_eq!(health.refused(), None);
     }
 
     /// Every sequence of up to six events from every side: the invariants hold in each state.

@@ -19,7 +19,7 @@ use super::engine_load::DecodeStart;
 use super::engine_work::EngineWatch;
 use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
-use super::health::BackendFault;
+use super::health::{BackendFault, RefusedGateway};
 use super::queue::WaiterId;
 use super::shared::SharedState;
 use super::spec::Address;
@@ -184,6 +184,12 @@ impl Lease {
         if !self.released {
             self.shared.success(self.grant.backend);
         }
+    }
+
+    /// Reports that the engine refuses the gateway's credentials. Returns whether it did not before.
+    pub fn refused_gateway(&self, status: u16, now: Instant) -> bool {
+        let refused = RefusedGateway { status, by_probe: false };
+        !self.released && self.shared.refused_gateway(self.grant.backend, refused, now)
     }
 
     /// Reports a fault of the backend.

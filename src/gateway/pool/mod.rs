@@ -58,7 +58,7 @@ pub use divided::{BackendUse, ShareEnd};
 pub use engine_work::{EngineLook, EngineWatch, EngineWork};
 pub use fault_report::FaultReport;
 pub use foreign::Claim;
-pub use health::{BackendFault, HealthRules, Phase, Verdict};
+pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Verdict};
 pub use lease::{Lease, Ticket, WaitResult};
 pub use queue::QueueOrder;
 pub use request::AdmissionRequest;

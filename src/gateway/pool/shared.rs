@@ -14,7 +14,7 @@ use super::engine_load::DecodeStart;
 use super::engine_work::Bell;
 use super::fault_report::FaultReport;
 use super::grant::{Grant, WaiterOutcome};
-use super::health::BackendFault;
+use super::health::{BackendFault, RefusedGateway};
 use super::queue::WaiterId;
 use super::state::{AdmissionState, Wakers};
 use sluice_core::base::BackendId;
@@ -162,6 +162,14 @@ impl SharedState {
                 state.dispatch(backend, wakers);
             }
         });
+    }
+
+    pub(super) fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
+        self.update(|state, wakers| {
+            let is_new = state.refused_gateway(backend, refused, now);
+            state.dispatch(backend, wakers);
+            is_new
+        })
     }
 
     pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {

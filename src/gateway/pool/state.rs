@@ -16,7 +16,7 @@ use super::capacity::Allocation;
 use super::drain_rate::DrainRate;
 use super::fault_report::FaultReport;
 use super::grant::{Entered, Grant, WaiterOutcome};
-use super::health::{BackendFault, HealthRules, Phase};
+use super::health::{BackendFault, HealthRules, Phase, RefusedGateway};
 use super::prefix::PrefixTable;
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use super::request::AdmissionRequest;
@@ -426,6 +426,12 @@ impl AdmissionState {
         let Some(found) = self.backend_mut(backend) else { return FaultReport::default() };
         let verdict = found.health.failure(fault, only_one, &rules, now);
         FaultReport { verdict, line: found.fault_lines.take(now) }
+    }
+
+    /// See [`Admission::refused_gateway`](super::Admission::refused_gateway).
+    pub(super) fn refused_gateway(&mut self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
+        self.failure(backend, BackendFault::Credentials, now);
+        self.backend_mut(backend).is_some_and(|found| found.health.refuse(refused))
     }
 
     fn is_ready(&self, backend: BackendId) -> bool {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::backend::Cordon;
 use super::breaker::RecentAnswers;
 use super::capacity::{BackendLimits, CapacityUsage};
-use super::health::Phase;
+use super::health::{Phase, RefusedGateway};
 use super::share::Share;
 use super::spec::Address;
 use super::state::{AdmissionState, WaiterState};
@@ -58,6 +58,8 @@ pub struct BackendView {
     pub phase: Phase,
     /// How its last requests ended.
     pub recent: RecentAnswers,
+    /// Its engine refuses the gateway's credentials.
+    pub refused: Option<RefusedGateway>,
     /// Taken out of rotation by the operator.
     pub draining: bool,
     /// Set by the process that runs its engine.
@@ -160,6 +162,7 @@ impl AdmissionState {
                     weight: b.weight,
                     phase: b.health.phase(),
                     recent: b.health.recent(),
+                    refused: b.health.refused(),
                     draining: b.draining,
                     cordon: b.cordon,
                     closed: b.closed,

@@ -59,3 +59,59 @@ async fn a_429_never_ejects_and_a_failed_event_counts_once() {
     test.request(STREAM).await;
     assert!(states(&test).contains(&"ejected"));
 }
+
+/// The same with an `api_key` for each backend.
+fn with_own_keys(first: Vec<Script>, second: Vec<Script>) -> TestFlow {
+    let mut config = Config::clone(&config_of("p", ""));
+    for backend in &mut config.pools[0].backends {
+        backend.api_key = Some(crate::config::Secret::new("k".to_owned(), None));
+    }
+    TestFlow::of(Arc::new(config), &LearnedState::default(), first, second)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_refuses_the_gateway_s_key_is_left_out_with_a_reason_and_no_request_fails() {
+    let refusing = vec![Script::Json(401, "{\"error\":\"Unauthorized\"}")];
+    let test = with_own_keys(refusing, vec![good()]);
+    for _ in 0..3 {
+        let (_, record) = test.request(STREAM).await;
+        assert_eq!(record.outcome, Outcome::Completed);
+    }
+    assert_eq!(states(&test), ["ejected", "ready"]);
+    let asked: Vec<u16> = test.asked().iter().map(|(port, _)| *port).collect();
+    assert_eq!(asked, [7001, 7002, 7002, 7002], "asked once");
+    let refused = test.flow.admission().view()[0].backends[0].refused.unwrap();
+    assert!(refused.text(true).contains("status 401: `api_key` of the backend is not the engine's key"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_is_not_told_that_its_key_is_wrong_when_the_gateway_s_is() {
+    let refusing = || vec![Script::Json(401, "{\"error\":\"Unauthorized\"}")];
+    let test = with_own_keys(refusing(), refusing());
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!(client.head.unwrap().status.as_u16(), 502);
+    assert!(String::from_utf8(client.body).unwrap().contains("upstream_refused_gateway"));
+    assert_eq!(record.outcome, Outcome::UpstreamError(UpstreamFault::Credentials));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_401_to_the_client_s_own_key_is_the_client_s_and_says_nothing_of_the_engine() {
+    let refusing = || vec![Script::Json(401, "{\"error\":\"Unauthorized\"}")];
+    let test = TestFlow::new(refusing(), refusing());
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!((client.head.unwrap().status.as_u16(), record.outcome), (401, Outcome::Refused));
+    assert_eq!((test.asked().len(), states(&test)), (1, vec!["ready", "ready"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_403_is_tried_elsewhere_and_ejects_nothing_because_it_may_be_the_content_of_the_request() {
+    let forbidding = || vec![Script::Json(403, "{\"error\":\"blocked\"}")];
+    let test = with_own_keys(forbidding(), vec![good()]);
+    assert_eq!(test.request(STREAM).await.1.outcome, Outcome::Completed);
+    let test = with_own_keys(forbidding(), forbidding());
+    for _ in 0..5 {
+        let (client, record) = test.request(STREAM).await;
+        assert_eq!((client.head.unwrap().status.as_u16(), record.outcome), (403, Outcome::Refused));
+    }
+    assert_eq!(states(&test), ["ready", "ready"]);
+}
