@@ -80,7 +80,7 @@ fn recording(c: &mut Criterion) {
     let plain = Telemetry::with(Box::new(Vec::new), None);
     c.bench_function("record", |b| b.iter(|| plain.record(&record)));
     c.bench_function("record, 4 threads", |b| b.iter_custom(|rounds| together(&plain, &record, 4, rounds)));
-    let log = AccessLog { path: LogTarget::File("/dev/null".into()), sample: 1.0 };
+    let log = AccessLog { path: LogTarget::File("/dev/null".into()), sample: 1.0, client_address: false };
     let logging = Telemetry::with(Box::new(Vec::new), AccessLogWriter::open(&log).ok());
     c.bench_function("record with access log", |b| b.iter(|| logging.record(&record)));
 }

@@ -14,22 +14,19 @@
 mod order;
 mod race;
 mod names;
-mod secure;
+mod stream;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use pingora::protocols::Stream;
-use pingora::protocols::l4::stream::Stream as TcpConnection;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use names::Names;
-use race::{Raced, race};
-use secure::SecureStream;
-
 pub use names::{Resolve, SystemResolver};
+use race::{Raced, race};
+pub use stream::EngineStream;
 
 use crate::pool::Address;
 use crate::tls::ClientTls;
@@ -60,7 +57,7 @@ pub enum ConnectError {
         first: Vec<(IpAddr, Box<ConnectError>)>,
     },
     /// The time limit has passed.
-    #[error("not established in time (timeouts.connect)")]
+    #[error("not established in time")]
     Timeout,
 }
 
@@ -116,7 +113,7 @@ impl<R: Resolve> Connector<R> {
     }
 
     /// A new connection to one of the addresses of `to`, with TLS where the address says so, within `limit` in all.
-    pub async fn connect(&self, to: &Address, limit: Duration) -> Result<(SocketAddr, Stream), ConnectError> {
+    pub async fn connect(&self, to: &Address, limit: Duration) -> Result<(SocketAddr, EngineStream), ConnectError> {
         let endpoint = &to.endpoint;
         let connected = async {
             match endpoint.host.parse::<IpAddr>() {
@@ -168,16 +165,14 @@ impl<R: Resolve> Connector<R> {
 }
 
 /// Opens a TCP connection, and TLS in it where it is wanted.
-async fn open(socket: SocketAddr, tls: Option<&ClientTls>) -> Result<Stream, ConnectError> {
+async fn open(socket: SocketAddr, tls: Option<&ClientTls>) -> Result<EngineStream, ConnectError> {
     let tcp = TcpStream::connect(socket).await.map_err(|error| ConnectError::Tcp(error.to_string()))?;
-    let mut tcp = TcpConnection::from(tcp);
     // Fails only on a socket that is closed already; the first write says so.
-    let _ = tcp.set_nodelay();
-    let stream: Stream = Box::new(tcp);
+    let _ = tcp.set_nodelay(true);
     match tls {
-        None => Ok(stream),
-        Some(tls) => match tls.connect(stream).await {
-            Ok(secure) => Ok(Box::new(SecureStream(secure))),
+        None => Ok(EngineStream::Plain(tcp)),
+        Some(tls) => match tls.connect(tcp).await {
+            Ok(secure) => Ok(EngineStream::Secure(Box::new(secure))),
             Err(error) => Err(ConnectError::Tls(error.to_string())),
         },
     }

@@ -38,8 +38,8 @@ use super::response_meter::{ResponseMeter, is_busy, is_client_error};
 use super::stream_work::{SilenceLimits, SilenceTimer, WorkClock};
 use crate::pool::{BackendFault, Lease};
 use sluice_core::meter::{Forward, Objectives};
-use sluice_core::openai::error::{StreamFailure, sse_error_event};
 use sluice_core::openai::Route;
+use sluice_core::openai::error::{StreamFailure, sse_error_event};
 
 /// A client that takes longer to accept a chunk reads slower than the engine writes.
 const CLIENT_WAIT: Duration = Duration::from_millis(20);

@@ -30,7 +30,8 @@ use super::backend::Cordon;
 use super::engine_work::EngineLook;
 use super::grant::Entered;
 #[cfg(test)]
-use super::health::{BackendFault, HealthRules, Phase, RefusedGateway};
+use super::health::BackendFault;
+use super::health::{HealthRules, Phase, RefusedGateway};
 use super::lease::{Lease, Ticket};
 use super::request::AdmissionRequest;
 use super::shared::SharedState;

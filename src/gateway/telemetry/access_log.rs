@@ -371,7 +371,7 @@ mod tests {
     fn lines_go_to_the_new_file_after_the_old_one_was_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, old) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
-        let config = AccessLog { path: LogTarget::File(path.clone()), sample: 1.0 };
+        let config = AccessLog { path: LogTarget::File(path.clone()), sample: 1.0, client_address: false };
         let sink = AccessLogWriter::open(&config).unwrap();
         sink.write(&record(Outcome::Completed));
         sink.flush();
@@ -388,7 +388,12 @@ mod tests {
     fn the_last_clone_dropped_writes_what_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.log");
-        let sink = AccessLogWriter::open(&AccessLog { path: LogTarget::File(path.clone()), sample: 1.0 }).unwrap();
+        let sink = AccessLogWriter::open(&AccessLog {
+            path: LogTarget::File(path.clone()),
+            sample: 1.0,
+            client_address: false,
+        })
+        .unwrap();
         let other = sink.clone();
         drop(sink);
         other.write(&record(Outcome::Completed));
@@ -398,7 +403,8 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_is_an_error_that_says_what_to_check() {
-        let config = AccessLog { path: LogTarget::File("/nonexistent/access.log".into()), sample: 1.0 };
+        let config =
+            AccessLog { path: LogTarget::File("/nonexistent/access.log".into()), sample: 1.0, client_address: false };
         let error = AccessLogWriter::open(&config).unwrap_err().to_string();
         assert!(error.starts_with("cannot open the access log /nonexistent/access.log: No such file"), "{error}");
     }

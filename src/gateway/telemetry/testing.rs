@@ -40,6 +40,8 @@ pub fn record(outcome: Outcome) -> Record {
         estimate: Some(PromptEstimate { tokens: 110, spread: 0.1, source: EstimateSource::Learned }),
         status: Some(StatusCode::OK),
         outcome,
+        refused: None,
+        client: None,
         retries: SmallVec::new(),
         estimate_time: Duration::from_micros(40),
         queue_wait: Duration::from_millis(2),

@@ -15,7 +15,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use pingora::protocols::Stream;
 use tokio::io::AsyncReadExt;
 use tokio::time::{Instant, sleep_until};
 
@@ -24,6 +23,7 @@ use super::gunzip::Gunzip;
 use super::idle::{EngineConnection, IdleConnections};
 use super::outgoing::Outgoing;
 use super::wire::{Framing, WireError, take_head};
+use crate::connect::EngineStream;
 use crate::flow::{Exchange, ExchangeError, ResponseHead, UpstreamRequest};
 use crate::pool::Address;
 
@@ -248,7 +248,7 @@ impl Sending {
     }
 
     /// Sends more of the rest, if there is one and the socket accepts it.
-    fn poll_rest(&mut self, cx: &mut Context<'_>, stream: &mut Stream) {
+    fn poll_rest(&mut self, cx: &mut Context<'_>, stream: &mut EngineStream) {
         if let Self::Rest(outgoing) = self
             && let Poll::Ready(sent) = outgoing.poll_send(cx, stream)
         {

@@ -10,17 +10,18 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use pingora::protocols::Stream;
 use pingora_pool::{ConnectionMeta, ConnectionPool};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::config::limits;
+use crate::connect::EngineStream;
 use crate::pool::Address;
 use crate::tls::ClientTls;
 
@@ -29,7 +30,7 @@ const IDLE_MAX: usize = 4_096;
 
 /// A connection to an engine.
 pub(super) struct EngineConnection {
-    pub(super) stream: Stream,
+    pub(super) stream: EngineStream,
     /// Its other end, one of the addresses of the engine's name.
     pub(super) socket: SocketAddr,
     /// Requests to engines with the same key may use it.
@@ -73,7 +74,7 @@ impl IdleConnections {
 
     /// Keeps a connection that has no response outstanding.
     pub(super) fn keep(&self, mut connection: EngineConnection) {
-        let meta = ConnectionMeta::new(connection.key, connection.stream.id());
+        let meta = ConnectionMeta::new(connection.key, connection.stream.as_raw_fd());
         let (hand_over, taken) = oneshot::channel();
         let (evicted, wanted) = self.0.put(&meta, taken);
         let pool = Arc::clone(&self.0);
@@ -94,7 +95,7 @@ impl IdleConnections {
 }
 
 /// Whether a connection is open and no bytes have arrived on it.
-fn is_quiet(stream: &mut Stream) -> bool {
+fn is_quiet(stream: &mut EngineStream) -> bool {
     let mut byte = [0];
     let mut context = Context::from_waker(Waker::noop());
     Pin::new(stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()
@@ -112,8 +113,8 @@ mod tests {
     /// A connection, and the engine's end of it.
     async fn connected(listener: &TcpListener) -> (EngineConnection, TcpStream) {
         let socket = listener.local_addr().unwrap();
-        let stream = pingora::protocols::l4::stream::Stream::from(TcpStream::connect(socket).await.unwrap());
-        let connection = EngineConnection { stream: Box::new(stream), socket, key: KEY, reused: false };
+        let stream = EngineStream::Plain(TcpStream::connect(socket).await.unwrap());
+        let connection = EngineConnection { stream, socket, key: KEY, reused: false };
         (connection, listener.accept().await.unwrap().0)
     }
 
@@ -125,12 +126,12 @@ mod tests {
     async fn a_connection_that_is_kept_is_there_for_the_next_request() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (mut connection, mut engine) = connected(&listener).await;
-        let (idle, id) = (IdleConnections::new(), connection.stream.id());
+        let (idle, id) = (IdleConnections::new(), connection.stream.as_raw_fd());
         for round in 0..5_000 {
             idle.keep(connection);
             connection = take(&idle).await.unwrap_or_else(|| panic!("lost in round {round}"));
         }
-        assert_eq!(connection.stream.id(), id);
+        assert_eq!(connection.stream.as_raw_fd(), id);
         connection.stream.write_all(b"x").await.unwrap();
         connection.stream.flush().await.unwrap();
         assert_eq!(engine.read_u8().await.unwrap(), b'x');

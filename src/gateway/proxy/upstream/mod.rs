@@ -20,7 +20,7 @@ use exchange::EngineExchange;
 use idle::{EngineConnection, IdleConnections};
 
 use crate::config::Timeouts;
-use crate::connect::{Connector, Resolve, SystemResolver};
+use crate::connect::{ConnectError, Connector, Resolve, SystemResolver};
 use crate::flow::{Connection, ExchangeError, Upstream, UpstreamRequest};
 use crate::pool::Address;
 
@@ -68,7 +68,10 @@ impl<R: Resolve> UpstreamConnector<R> {
         }
         let limit = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
         let connected = self.connector.connect(to, limit).await;
-        let (socket, stream) = connected.map_err(|error| ExchangeError::Connect(error.to_string()))?;
+        let (socket, stream) = connected.map_err(|error| {
+            let limit = if error == ConnectError::Timeout { " (timeouts.connect)" } else { "" };
+            ExchangeError::Connect(format!("{error}{limit}"))
+        })?;
         Ok(EngineConnection { stream, socket, key, reused: false })
     }
 }

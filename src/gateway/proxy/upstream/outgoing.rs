@@ -9,10 +9,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use pingora::protocols::Stream;
 use smallvec::SmallVec;
 use tokio::io::AsyncWrite;
 
+use crate::connect::EngineStream;
 use crate::flow::UpstreamRequest;
 use crate::pool::Address;
 
@@ -48,7 +48,7 @@ impl Outgoing {
     }
 
     /// Sends until everything is sent (`Ready`) or the socket is full (`Pending`).
-    pub(super) fn poll_send(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
+    pub(super) fn poll_send(&mut self, cx: &mut Context<'_>, stream: &mut EngineStream) -> Poll<io::Result<()>> {
         while let Some(front) = self.front() {
             let count = ready!(Pin::new(&mut *stream).poll_write(cx, front))?;
             if count == 0 {
