@@ -64,7 +64,7 @@ fn narrow_table(status: &Status) -> String {
             row.remove(1);
         }
         table.add_row(row);
-        if let Some(note) = engine.and_then(note) {
+        if let Some(note) = engine.and_then(note).or_else(|| backend.reason.clone()) {
             notes.add_row([name, note]);
         }
     }
@@ -253,6 +253,14 @@ mod tests {
         assert_eq!(activity(served.pools[0].backends[0].engine.as_ref().unwrap()), "serve");
         let waiting = table(&status(vec![engine("gpu1", "backoff", Some(DIED))]), false);
         assert!(waiting.contains("engine_died"), "{waiting}");
+    }
+
+    #[test]
+    fn the_reason_of_an_external_backend_is_below_the_table() {
+        let reason = "the engine refuses the gateway's credentials";
+        let backend = BackendStatus { engine: None, reason: Some(reason.to_owned()), ..engine("gpu1", "serve", None) };
+        let text = table(&status(vec![backend]), false);
+        assert!(text.contains(reason), "{text}");
     }
 
     #[test]

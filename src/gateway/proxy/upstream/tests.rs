@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::config::Endpoint;
+use crate::config::{Config, Endpoint, Machine, Surroundings};
 use crate::flow::Exchange;
 
 #[derive(Clone, Debug, Default)]
@@ -54,8 +54,10 @@ impl Rig {
         let endpoint = Endpoint { https: false, host: "engine".to_owned(), port, prefix: String::new() };
         let to = Address { authority: endpoint.authority().into(), endpoint, tls: None, api_key: None };
         let resolver = TestResolver::default();
-        let timeouts = crate::config::Config::default().timeouts;
-        let engines = UpstreamConnector::over(Arc::new(Connector::new(resolver.clone())), &timeouts);
+        let around = Surroundings { env: &|_| None, folder: "/".into(), machine: Machine::with_cores(1) };
+        let text = "[[pool]]\nname = \"p\"\n[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:1\"\n";
+        let config = Config::parse(text, "test", &[], &around).unwrap().config;
+        let engines = UpstreamConnector::over(Arc::new(Connector::new(resolver.clone())), &config.timeouts);
         Self { engines, resolver, to, port }
     }
 
