@@ -3,7 +3,6 @@
 //! Request threads take snapshots: the configuration and the routing table are swapped whole. Locks are held by reloads
 //! only, one reload at a time.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,11 +12,11 @@ use tokio::time::Instant;
 
 use super::cluster;
 use super::pods::Pods;
+use super::reloads::Reloads;
 use super::saved_experiments::Added;
 use super::scaling::Scaling;
 use super::tuning::Tuning;
 use super::upgrade::UpgradeError;
-use crate::admin::status::LastReload;
 use crate::base::BackendId;
 use crate::config::Config;
 use crate::estimate::ExactCounter;
@@ -91,9 +90,7 @@ pub struct App {
     pub(crate) added: parking_lot::Mutex<Added>,
     pub(crate) loaded: parking_lot::Mutex<Loaded>,
     pub(crate) started: Instant,
-    pub(crate) last_reload: parking_lot::Mutex<Option<LastReload>>,
-    /// When the configuration was replaced, and by which title; at most [`APPLIED_MAX`](super::reload::APPLIED_MAX).
-    pub(crate) applied: parking_lot::Mutex<VecDeque<(Instant, Option<String>)>>,
+    pub(crate) reloads: parking_lot::Mutex<Reloads>,
     /// Adapters that are being loaded for experiments, and where.
     pub(crate) loading: parking_lot::Mutex<Vec<(BackendId, Arc<str>)>>,
     /// Held by a reload from reading the file to its end, so that reloads follow one another.

@@ -28,6 +28,10 @@ impl Control for App {
             Source::File { path, .. } => Some(path.display().to_string()),
             Source::Fixed => None,
         };
+        let (last_reload, applied) = {
+            let reloads = self.reloads.lock();
+            (reloads.last.clone(), reloads.applied(now))
+        };
         let about = About {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: now.saturating_duration_since(self.started).as_secs_f64(),
@@ -35,8 +39,8 @@ impl Control for App {
             config,
             leaving: self.flow.is_leaving(),
             shutting_down: self.flow.is_closing(),
-            last_reload: self.last_reload.lock().clone(),
-            applied: self.applied_at(now),
+            last_reload,
+            applied,
         };
         let status = Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now);
         let leader = self.leader.as_ref().map(|view| view.status());

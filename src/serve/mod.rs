@@ -13,6 +13,7 @@
 mod tuning;
 mod cluster;
 mod scaling;
+mod reloads;
 mod app;
 mod control;
 mod certificates;

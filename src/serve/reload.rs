@@ -13,16 +13,13 @@ use tokio::time::Instant;
 
 use super::app::{App, Counters, Source, StartError, load_counters};
 use super::{certificates, engines};
-use crate::admin::status::{Applied, LastReload};
+use crate::admin::status::LastReload;
 use crate::config::diff::{self, Change};
 use crate::config::limits::MAX_PROBLEMS;
 use crate::config::{Config, Problems};
 use crate::estimate::ExactCounter;
 use crate::flow::{RoutingTable, specs};
 use crate::pool::PoolLayout;
-
-/// How many replacements of the configuration are kept for charts.
-pub(super) const APPLIED_MAX: usize = 32;
 
 /// Why a reload failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +43,7 @@ impl App {
         self.telemetry.reloaded(result.is_ok());
         self.remember(&result);
         if result.is_ok() {
-            self.note_applied(None);
+            self.reloads.lock().note(None);
         }
         match &result {
             Ok(changes) if changes.is_empty() => tracing::info!("reloaded: nothing changed"),
@@ -60,21 +57,8 @@ impl App {
     pub fn apply_titled(&self, config: Config, title: &str) -> Result<(), ReloadError> {
         let _guard = self.reloading.lock();
         self.apply(config)?;
-        self.note_applied(Some(title.to_owned()));
+        self.reloads.lock().note(Some(title.to_owned()));
         Ok(())
-    }
-
-    fn note_applied(&self, title: Option<String>) {
-        let mut applied = self.applied.lock();
-        applied.truncate(APPLIED_MAX - 1);
-        applied.push_front((Instant::now(), title));
-    }
-
-    /// The replacements of the configuration for `/admin/status`.
-    pub(super) fn applied_at(&self, now: Instant) -> Vec<Applied> {
-        let ago = |time: &Instant| now.saturating_duration_since(*time).as_secs_f64();
-        let applied = self.applied.lock();
-        applied.iter().rev().map(|(time, title)| Applied { seconds_ago: ago(time), title: title.clone() }).collect()
     }
 
     fn read(&self) -> Result<Config, ReloadError> {
@@ -176,7 +160,7 @@ impl App {
             Err(error) => problem_lines(error),
         };
         let time = format!("{:.0}", Timestamp::now());
-        *self.last_reload.lock() = Some(LastReload { time, ok: result.is_ok(), lines });
+        self.reloads.lock().last = Some(LastReload { time, ok: result.is_ok(), lines });
     }
 }
 

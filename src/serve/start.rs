@@ -96,8 +96,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         added: parking_lot::Mutex::new(added),
         loaded: parking_lot::Mutex::new(Loaded { layout: layout.clone(), counters }),
         started: now,
-        last_reload: parking_lot::Mutex::default(),
-        applied: parking_lot::Mutex::default(),
+        reloads: parking_lot::Mutex::default(),
         loading: parking_lot::Mutex::default(),
         tuning,
         scaling: Scaling::default(),
@@ -393,7 +392,7 @@ mod tests {
     async fn a_configuration_that_code_applies_is_marked_with_its_title() {
         let gateway = gateway("").await;
         let app = gateway.app();
-        let titles = || app.applied_at(Instant::now()).into_iter().map(|one| one.title).collect::<Vec<_>>();
+        let titles = || app.reloads.lock().applied(Instant::now()).into_iter().map(|one| one.title).collect::<Vec<_>>();
         assert!(titles().is_empty());
         for number in 0..40 {
             app.apply_titled(Config::clone(&app.config.load()), &format!("number {number}")).unwrap();

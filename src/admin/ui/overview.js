@@ -63,7 +63,8 @@ function totals({ pools }) {
 
 /** TTFT of each class over the last five minutes, so that the tail of short requests stands beside that of long ones. */
 function byClass({ status, report: { recent }, view }, app) {
-  const rows = recent.classes.filter(row => row.class && row.ttft_ms).slice(0, CLASSES);
+  const length = row => row.prompt_tokens / Math.max(1, row.completed);
+  const rows = recent.classes.filter(row => row.class && row.ttft_ms).sort((a, b) => length(a) - length(b)).slice(0, CLASSES);
   const running = status.applied?.at(-1)?.title;
   if (!rows.length && !running) return null;
   return h("section", { class: "card", "aria-labelledby": "by-class" },

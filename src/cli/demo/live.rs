@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::arrangement::{ALL, Arrangement};
 use super::compare::{Comparison, LATE_MS, Row};
-use super::{DemoArgs, RATES, plan};
+use super::load::{DemoArgs, RATES, plan};
 use crate::bench::{self, LoadClient, RunPlan, RunResult};
 use crate::cli::line::Line;
 
@@ -115,7 +115,7 @@ mod tests {
     use std::cell::RefCell;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::TYPICAL_SEED;
+    use super::super::load::TYPICAL_SEED;
     use super::*;
     use crate::bench::mock::{MockEngine, MockResponse, completion_stream};
 
@@ -170,7 +170,7 @@ mod tests {
             anyhow::Ok(())
         };
         let out = Out { row: &|_, _| Ok(()), end: &end };
-        let stopping = async move { drop(stopped.recv().await) };
+        let stopping = async move { stopped.recv().await.unwrap_or(()) };
         let code = show(&args(false), &engine.url(), async |_| anyhow::Ok(()), &out, stopping).await.unwrap();
         assert!(is(code, ExitCode::SUCCESS));
         assert_eq!(rounds.load(Ordering::SeqCst), 2);

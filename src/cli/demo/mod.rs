@@ -14,6 +14,7 @@
 //! | file | what |
 //! |---|---|
 //! | `arrangement` | engine flags and gateway configuration of each |
+//! | `load` | flags and requests |
 //! | `stage` | gateway and engines, and the change from one arrangement to another |
 //! | `simulated` | the comparison in virtual time |
 //! | `live` | the arrangements in turn, in real time |
@@ -21,9 +22,10 @@
 
 mod arrangement;
 mod compare;
-mod live;
-mod simulated;
+mod load;
 mod stage;
+mod simulated;
+mod live;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -33,52 +35,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::serve::raise_file_limit;
 use super::terminal::wrapped;
-use crate::bench::{Arrival, Class, Extent, Length, Prefix, PromptTokens, RunPlan, Slo, Workload};
 use arrangement::MODEL;
 use compare::{Comparison, Row, TEXT};
+pub use load::DemoArgs;
+use load::{RATES, plan};
 use stage::Stage;
-
-/// Short and long requests per second.
-const RATES: [f64; 2] = [30.0, 2.0];
-/// Longest load for each arrangement.
-const MAX_SECONDS: f64 = 600.0;
-/// Live load for each arrangement with `--once`, in seconds.
-const SECONDS_ONCE: f64 = 20.0;
-/// Live load for each arrangement in turn, in seconds: long enough to be seen on the page, whose charts show five minutes.
-const SECONDS: f64 = 30.0;
-/// A seed whose load is nearly the nominal one: 580 short requests in 20 s (600 are expected), 39 long
-/// ones (40 are). Results differ between seeds, the long side's most: some have 30 long requests, some 50.
-const TYPICAL_SEED: u64 = 11;
-
-/// Compare three ways of routing on simulated engines.
-#[derive(Clone, Debug, clap::Args)]
-pub struct DemoArgs {
-    /// Run each arrangement live once, print the comparison, and exit
-    #[arg(long)]
-    pub once: bool,
-    /// Print the results as JSON: with --once one object; else one for the simulated comparison and one for each live round
-    #[arg(long)]
-    pub json: bool,
-    /// Seconds of live load for each of the three arrangements [default: 30, with --once 20]
-    #[arg(long, value_parser = seconds)]
-    pub seconds: Option<f64>,
-    /// Seed of the load: prompts and arrival times follow from it
-    #[arg(long, default_value_t = TYPICAL_SEED)]
-    pub seed: u64,
-    /// Address for clients [default: 127.0.0.1:8080, or a free port when that is taken]
-    #[arg(long)]
-    pub listen: Option<std::net::SocketAddr>,
-    /// Address for metrics and the dashboard [default: 127.0.0.1:8081, or a free port when that is taken]
-    #[arg(long)]
-    pub admin: Option<std::net::SocketAddr>,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (1.0..=MAX_SECONDS).contains(&value) => Ok(value),
-        _ => Err(format!("give a number of seconds from 1 to {MAX_SECONDS}")),
-    }
-}
 
 /// Runs the demo until it is over or interrupted.
 pub fn run(args: &DemoArgs) -> ExitCode {
@@ -119,29 +80,6 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     });
     super::runtime::end(runtime);
     code
-}
-
-impl DemoArgs {
-    /// Seconds of live load for each arrangement.
-    fn seconds(&self) -> f64 {
-        self.seconds.unwrap_or(if self.once { SECONDS_ONCE } else { SECONDS })
-    }
-}
-
-fn plan(seed: u64, seconds: f64) -> RunPlan {
-    let class = |name: &str, prompt, output, weight| Class {
-        name: name.to_owned(),
-        prompt: Length::Exactly(prompt),
-        output: Length::Exactly(output),
-        weight,
-        prefix: Prefix::default(),
-        slo: Slo::default(),
-    };
-    let classes = vec![class("short", 200, 128, RATES[0]), class("long", 16_000, 64, RATES[1])];
-    // Ids that every vocabulary of a Llama 3 has, without the special ones at its end.
-    let workload = Workload { tokens: PromptTokens::Ids(1_000..100_000), ..Workload::of_classes(MODEL, classes, seed) };
-    let extent = Extent::Lasting(Duration::from_secs_f64(seconds));
-    RunPlan::new(workload, Arrival::Poisson { rate: RATES.iter().sum() }, extent)
 }
 
 /// The traffic and the question. On stderr, since it is not a result.
@@ -215,17 +153,4 @@ fn print_result(args: &DemoArgs, comparison: &Comparison, simulated: &Comparison
         writeln!(out, "\n{}\n", comparison.ending())?;
     }
     Ok(out.flush()?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seconds_out_of_range_are_wrong_usage() {
-        assert_eq!(seconds("20"), Ok(20.0));
-        assert!(seconds("0").is_err());
-        assert!(seconds("soon").is_err());
-        assert!(seconds("NaN").is_err());
-    }
 }

@@ -52,7 +52,7 @@ fn row(arrangement: Arrangement, plan: &RunPlan, seed: u64) -> anyhow::Result<Ro
 
 #[cfg(test)]
 mod tests {
-    use super::super::{TYPICAL_SEED, plan};
+    use super::super::load::{TYPICAL_SEED, plan};
     use super::*;
 
     #[test]

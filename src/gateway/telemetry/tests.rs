@@ -348,7 +348,7 @@ fn short_and_long_requests_of_a_pool_with_permits_are_apart_in_the_history() {
     let all = "[[pool]]\nname = \"all\"\n";
     assert_eq!(classes(&format!("{all}BACKEND")), ["all"], "without a threshold there is no long request");
     assert_eq!(classes(&format!("{all}{permits}BACKEND")), ["long", "short"]);
-    let other = "[[pool]]\nname = \"other\"\nprompt_tokens = { min = \"20k\" }\nBACKEND";
+    let other = "[[pool]]\nname = \"other\"\nprompt_tokens = { min = \"20k\" }\n[[pool.backend]]\nname = \"b\"\nurl = \"http://127.0.0.1:10\"\n";
     let below = "prompt_tokens = { max = \"20k\" }\n";
     assert_eq!(classes(&format!("{all}{below}{permits}BACKEND{other}")), ["all long", "all short"]);
     let never = permits.replace("5k", "20k");

@@ -1,0 +1,39 @@
+//! The reloads of a running gateway, for `/admin/status` and the marks on the charts of the live page.
+//!
+//! Kept are the outcome of the last reload, and when configurations came into force. Bound: [`APPLIED_MAX`].
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use crate::admin::status::{Applied, LastReload};
+
+/// How many replacements of the configuration are kept: more than a chart of five minutes can show.
+const APPLIED_MAX: usize = 32;
+
+/// The reloads of a gateway.
+#[derive(Debug, Default)]
+pub(crate) struct Reloads {
+    /// The last one, whether it succeeded or not.
+    pub(crate) last: Option<LastReload>,
+    /// When a configuration came into force and its title, newest first.
+    applied: VecDeque<(Instant, Option<String>)>,
+}
+
+impl Reloads {
+    /// A configuration comes into force now.
+    pub(super) fn note(&mut self, title: Option<String>) {
+        self.applied.truncate(APPLIED_MAX - 1);
+        self.applied.push_front((Instant::now(), title));
+    }
+
+    /// The replacements of the configuration, oldest first.
+    pub(super) fn applied(&self, now: Instant) -> Vec<Applied> {
+        let ago = |time: &Instant| now.saturating_duration_since(*time).as_secs_f64();
+        self.applied
+            .iter()
+            .rev()
+            .map(|(time, title)| Applied { seconds_ago: ago(time), title: title.clone() })
+            .collect()
+    }
+}
