@@ -36,7 +36,7 @@ export function overview(state, app) {
   const backends = status.pools.reduce((sum, pool) => sum + pool.backends.length, 0);
   return [
     totals(status),
-    report && byClass(state, app),
+    byClass(state, app),
     backends >= MANY && filter(state, app, backends),
     status.pools.map(pool => ({ pool, shown: matching(pool, state.view) })).filter(({ pool, shown }) => shown.length || !isFiltered(state.view) && !pool.backends.length)
       .map(({ pool, shown }) => poolCard(pool, shown)),
@@ -61,16 +61,19 @@ function totals({ pools }) {
     tile(...(worst === null ? [NONE, ""] : [(worst * 100).toFixed(1), "%"]), judged.length > 1 ? "objectives met (worst)" : "objectives met")));
 }
 
-/** TTFT of each class over the last five minutes, so that the tail of short requests stands beside that of long ones. */
-function byClass({ status, report: { recent }, view }, app) {
+/**
+ * TTFT of each class over the last five minutes, so that the tails of short and long requests stand beside each other. Always there, so
+ * that what follows keeps its place and stays open.
+ */
+function byClass({ status, report, view }, app) {
+  const recent = report?.recent || { classes: [] };
   const length = row => row.prompt_tokens / Math.max(1, row.completed);
   const rows = recent.classes.filter(row => row.class && row.ttft_ms).sort((a, b) => length(a) - length(b)).slice(0, CLASSES);
   const running = status.applied?.at(-1)?.title;
-  if (!rows.length && !running) return null;
-  return h("section", { class: "card", "aria-labelledby": "by-class" },
+  return h("section", { class: "card", key: "by-class", "aria-labelledby": "by-class" },
     h("div", { class: "head" }, h("h2", { id: "by-class" }, "Time to first token by class"),
       running && h("span", { class: "chip good", id: "running" }, `now: ${running}`), h("span", { class: "grow" }),
-      h("span", { class: "hint" }, `each ${recent.interval_seconds} s of the last 5 min`),
+      h("span", { class: "hint" }, "each 5 s of the last 5 min"),
       h("div", { class: "legend" }, h("span", { class: "p50" }, "P50"), h("span", { class: "p99" }, "P99"))),
     rows.length ? h("div", { class: "charts" }, rows.map(row => lineChart({
       title: row.class, wide: rows.length <= 3, now: "",
