@@ -31,7 +31,8 @@ pub async fn watch_silent_streams(admission: Arc<Admission>, limit: impl Fn() ->
             if let Ok((backend, page, address)) = look {
                 let look = page.map(|page| EngineLook {
                     generated: page.generation_tokens,
-                    requests: page.running + page.waiting,
+                    requests: (!page.lacks().any(|name| name.starts_with("num_requests")))
+                        .then_some(page.running + page.waiting),
                 });
                 admission.record_look(backend, &address, look, Instant::now());
             }

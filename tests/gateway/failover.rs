@@ -1,4 +1,4 @@
-//! A failed request is retried on another backend until the client has received a byte, and never afterwards.
+//! A failed request is retried on another backend until the client has received a token, and never afterwards.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -36,14 +36,18 @@ async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], TestGateway) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failure_before_the_first_byte_is_retried_on_the_other_backend() {
+async fn a_failure_before_the_first_token_is_retried_on_the_other_backend() {
     let busy_event = format!("data: {BUSY}\n\ndata: [DONE]\n\n");
+    let role = event("").replace("\"content\"", "\"role\":\"assistant\",\"content\"");
     for (what, reason, bad) in [
         ("closed at once", "broken", vec![Step::Close]),
         ("garbage", "broken", vec![send("garbage\r\n\r\n"), Step::Close]),
         ("502", "status", vec![Step::Send(response(502, "text/plain", b"bad gateway"))]),
         ("503", "status", vec![Step::Send(response(503, "application/json", BUSY.as_bytes()))]),
         ("a head and nothing more", "broken", vec![send(STREAM), Step::Close]),
+        ("a role and nothing more", "broken", vec![send(STREAM.to_owned() + &chunk(&role)), Step::Close]),
+        ("a role, and an end in order", "broken", vec![send(STREAM.to_owned() + &chunk(&role) + LAST)]),
+        ("503 behind a role", "in_stream", vec![send(STREAM.to_owned() + &chunk(&role) + &chunk(&busy_event) + LAST)]),
         ("503 in the stream", "in_stream", vec![send(STREAM.to_owned() + &chunk(&busy_event) + LAST)]),
     ] {
         let (engines, gateway) = first_fails(bad).await;
@@ -79,7 +83,7 @@ async fn a_refused_connection_is_retried_on_the_other_backend() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_backend_is_replaced_at_the_first_byte_deadline() {
+async fn a_silent_backend_is_replaced_when_the_first_token_is_overdue() {
     let requests = Arc::new(AtomicUsize::new(0));
     let engine = || {
         let requests = Arc::clone(&requests);
@@ -108,7 +112,7 @@ async fn when_every_backend_is_full_the_client_gets_the_engines_own_response() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_the_first_byte_no_request_is_retried() {
+async fn after_the_first_token_no_request_is_retried() {
     let (engines, gateway) = first_fails(vec![send(STREAM.to_owned() + &chunk(&event("bad"))), Step::Close]).await;
     let mut client = gateway.client().await;
     let response = client.request(chat(STREAMED)).await;

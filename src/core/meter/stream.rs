@@ -202,6 +202,11 @@ impl StreamMeter {
         self.tally.stats.usage.completion.unwrap_or(0).max(self.tally.stats.token_events)
     }
 
+    /// Whether bytes of an event that is no comment came last, and its end did not.
+    pub fn is_inside_event(&self) -> bool {
+        self.sse.pending_oversize() || self.sse.pending().first().is_some_and(|byte| *byte != b':')
+    }
+
     /// Events that are no pings so far, if no event is open.
     pub fn events_between(&self) -> Option<u64> {
         let is_between = self.sse.pending().is_empty() && !self.sse.pending_oversize();

@@ -1,8 +1,8 @@
 //! May another engine serve a request that one engine has answered? One table, for heads, bodies and error events.
 //!
-//! The table holds only while the client has received nothing. `forward.rs` asks it when a head has arrived, `pump.rs` when an
-//! event or a body says that the engine will not serve the request. If no other engine has room, the client gets the answer of
-//! the engine that was asked last.
+//! The table holds only while the client has received no token of a response. `forward.rs` asks it when a head has arrived,
+//! `pump.rs` when an event or a body says that the engine will not serve the request. If no other engine has room, the client gets
+//! the answer of the engine that was asked last.
 //!
 //! | answer | meaning | a fault of the engine |
 //! |---|---|---|

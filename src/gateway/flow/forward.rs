@@ -1,4 +1,4 @@
-//! Sending a request to a backend, and to another one while the client has received nothing.
+//! Sending a request to a backend, and to another one while the client has received no token of a response.
 //!
 //! An attempt is one delivery of the request to one backend, under an id of its own. There are at most `retry.attempts`,
 //! so engines see a request at most that often, whatever goes wrong. Another one follows when no connection was

@@ -244,7 +244,8 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     fn measure(&mut self, chunk: Bytes, now: Instant) -> (Forward, bool) {
         let forward = self.meter.feed(chunk, now);
         let seen = self.meter.progress();
-        let progress = !self.meter.is_stream() || seen.0 != self.seen.0;
+        // A long event may take longer than the silence that is allowed.
+        let progress = seen.0 != self.seen.0 || self.meter.is_inside_event();
         if progress {
             self.lease.record_progress(now);
             self.lease.record_tokens(seen.1.saturating_sub(self.seen.1));

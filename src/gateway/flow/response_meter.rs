@@ -93,6 +93,14 @@ impl ResponseMeter {
         }
     }
 
+    /// Whether bytes of an event that is no comment came last, and its end did not.
+    pub(super) fn is_inside_event(&self) -> bool {
+        match self {
+            Self::Stream(meter) => meter.is_inside_event(),
+            Self::Body(_) => true,
+        }
+    }
+
     /// Events of a stream that are no pings so far, if no event is open.
     pub(super) fn events_between(&self) -> Option<u64> {
         match self {

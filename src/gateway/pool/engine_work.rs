@@ -23,8 +23,8 @@ const LOOKS: u64 = 3;
 pub struct EngineLook {
     /// Tokens generated since its start.
     pub generated: f64,
-    /// Requests that run or wait in it.
-    pub requests: f64,
+    /// Requests that run or wait in it, where the page says so.
+    pub requests: Option<f64>,
 }
 
 /// What is known of the work of a silent stream's engine.
@@ -95,7 +95,7 @@ impl WorkEvidence {
         match looks.base {
             Some((generated, before)) if look.generated >= generated => {
                 let unseen = look.generated - generated - received.saturating_sub(before) as f64;
-                if unseen > f64::from(slack) && look.requests > 0.0 {
+                if unseen > f64::from(slack) && look.requests != Some(0.0) {
                     looks.proven_at = Some(now);
                     looks.base = Some((look.generated, received));
                 }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn seen(generated: f64) -> Option<EngineLook> {
-        Some(EngineLook { generated, requests: 3.0 })
+        Some(EngineLook { generated, requests: Some(3.0) })
     }
 
     fn watched() -> (Arc<WorkEvidence>, EngineWatch, Instant) {
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(watch.work(), EngineWork::Unproven, "all others' tokens");
         evidence.look(seen(210.0), 3, at(4));
         assert_eq!(watch.work(), EngineWork::Proven(at(4)));
-        evidence.look(Some(EngineLook { generated: 300.0, requests: 0.0 }), 3, at(5));
+        evidence.look(Some(EngineLook { generated: 300.0, requests: Some(0.0) }), 3, at(5));
         assert_eq!(watch.work(), EngineWork::Proven(at(4)), "nothing runs there");
     }
 

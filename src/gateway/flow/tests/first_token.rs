@@ -78,6 +78,16 @@ async fn pings_and_empty_events_are_neither_the_first_token_nor_progress() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pieces_of_a_long_event_are_progress() {
+    let mut pieces = vec![(1, WORD), (30_000, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"")];
+    pieces.extend((0..10).map(|_| (30_000, "more ")));
+    pieces.extend([(30_000, "\"},\"finish_reason\":\"stop\"}]}\n\n"), (1, DONE)]);
+    let test = TestFlow::new(vec![Script::Stream(pieces, true)], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!((record.outcome, client.finished), (Outcome::Completed, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn pings_do_not_hide_an_engine_that_has_stopped() {
     let pings: Vec<_> = std::iter::once((1, ROLE)).chain((0..40).map(|_| (1_000, PING))).collect();
     let test = TestFlow::new(vec![Script::Stream(pings, true)], vec![good()]);
@@ -142,7 +152,7 @@ async fn silent(pause: u64, each: f64, begin: &'static str) -> (TestClient, Reco
         let mut generated = 0.0;
         loop {
             for (backend, address) in admission.watched_backends() {
-                let look = EngineLook { generated, requests: 1.0 };
+                let look = EngineLook { generated, requests: Some(1.0) };
                 admission.record_look(backend, &address, Some(look), Instant::now());
             }
             generated += each;
