@@ -13,7 +13,7 @@ use super::plan::Setup;
 use crate::bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workload};
 
 /// Tokens of the two texts. The second is long enough to see a tokenizer that differs a little.
-const TOKENS: [u32; 2] = [32, 288];
+const TOKENS: [u32; 2] = [16, 144];
 /// Number of the request: no request of a run has it, so that none finds its text in a prefix cache.
 const PROBE: u64 = u64::MAX;
 /// Time limit of each request.
