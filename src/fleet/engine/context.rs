@@ -235,7 +235,9 @@ impl EngineContext {
         let took = {
             let mut state = self.state.lock();
             if let Some(started) = state.started.take() {
-                state.start_took = Some(started.elapsed());
+                let took = started.elapsed();
+                state.start_took = Some(took);
+                tracing::info!(backend = %self.spec().name, "engine: it serves after {:.1} s", took.as_secs_f64());
             }
             state.start_took
         };

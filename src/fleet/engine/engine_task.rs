@@ -145,12 +145,16 @@ async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Co
 /// The step begins: in the journal, in admission, in what is shown. An event when it cannot begin.
 async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     let name = context.spec().name.clone();
-    let (leaving, settings) = {
+    let (leaving, settings, traced) = {
         let mut state = context.state.lock();
         (state.since, state.detail) = (Instant::now(), String::new());
-        (state.lifecycle.leaving, state.lifecycle.wanted.settings.clone())
+        (state.lifecycle.leaving, state.lifecycle.wanted.settings.clone(), state.trace.is_some())
     };
-    tracing::info!(backend = %name, step = step.label(), settings = %flag_line(&settings), "engine");
+    // Before a start everything is stopped that might still run. Where nothing is known to run,
+    // that is no news.
+    if step != Step::Stop || traced {
+        tracing::info!(backend = %name, step = step.label(), settings = %flag_line(&settings), "engine");
+    }
     if let Err(error) = context.write_journal().await {
         tracing::error!(backend = %name, %error, "the journal cannot be written; free or mount fleet.state");
         if step == Step::Drain && !leaving {
