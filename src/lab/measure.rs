@@ -244,8 +244,8 @@ impl<'a> Measured<'a> {
                 statistic.of_all(distribution, lost) * 1e3
             }
             // A setting under which requests do not end within the run must not gain by it.
-            Kind::Attainment => 100.0 * metrics.good as f64 / (metrics.judged() + metrics.unfinished).max(1) as f64,
-            Kind::Failed => 100.0 * (metrics.failed + metrics.unfinished) as f64 / metrics.sent.max(1) as f64,
+            Kind::Attainment => percent(metrics.good, metrics.judged() + metrics.unfinished),
+            Kind::Failed => percent(metrics.failed + metrics.unfinished, metrics.sent),
             Kind::Rate => metrics.per_second(metrics.completed),
             Kind::Tokens => metrics.per_second(metrics.output_tokens),
             Kind::HitRate => self.hit_rate() * 100.0,
@@ -253,6 +253,7 @@ impl<'a> Measured<'a> {
             Kind::Imbalance => self.busy.iter().copied().fold(0.0, f64::max) / self.mean_busy(),
             Kind::EngineHours => self.paid / 3600.0,
             Kind::Engines => self.paid / self.seconds,
+            Kind::Preemptions if self.servers.is_empty() => f64::NAN,
             Kind::Preemptions => self.servers.iter().map(|side| side.preemptions).sum(),
         }
     }
@@ -267,6 +268,11 @@ impl<'a> Measured<'a> {
             (sides().map(|side| side.prefix_hits).sum(), sides().map(|side| side.prefix_queries).sum());
         hits / queries
     }
+}
+
+/// A share of requests in per cent; NaN without requests.
+fn percent(count: u64, of: u64) -> f64 {
+    100.0 * count as f64 / of as f64
 }
 
 impl Statistic {
@@ -317,7 +323,12 @@ mod tests {
         let ended = [of(Outcome::Completed), of(Outcome::Failed("timed out".into()))];
         let requests = ended.into_iter().chain([of(Outcome::Unfinished), of(Outcome::Unfinished), of(Outcome::Left)]);
         let result = RunResult { requests: requests.collect(), ..RunResult::default() };
-        assert_eq!(Measured::of_real(&result).value(&"all.attainment".parse().unwrap()), 25.0);
+        let value = |result: &RunResult, name: &str| Measured::of_real(result).value(&name.parse().unwrap());
+        assert_eq!(value(&result, "all.attainment"), 25.0);
+        // What nothing says anything about is not 0.
+        for name in ["all.attainment", "all.failed", "preemptions"] {
+            assert!(value(&RunResult::default(), name).is_nan(), "{name}");
+        }
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! For each candidate and each load factor, the number of engines is doubled until the objectives are met. The smallest
 //! number that meets them is then found by bisection, which assumes that more engines are never worse.
 //!
-//! The objectives are met if, in every class with objectives, the share of requests that meet all of them reaches
-//! `plan.attainment`, both over the whole run and over its second half. The second half shows a queue that keeps growing.
+//! The objectives are met if, in every class with objectives, the share of requests that meet all
+//! of them reaches `plan.attainment`, both over the whole run and over its second half. The second
+//! half shows a queue that keeps growing. How much more traffic these engines would serve within
+//! the objectives, their headroom, is found by trials with up to twice the traffic ([`MORE`]).
 //! Shares are means over the seeds. A class without requests cannot be judged, and is named.
 //!
 //! Cost is that of the GPUs alone, each at the price of its kind, for the time during which requests arrive. Bounds: `plan.max_engines` engines.
@@ -22,6 +24,8 @@ use crate::setup::Lab;
 use sluice_bench::result::metrics::Metrics;
 use sluice_bench::{Arrival, Extent, Outcome, Record, RunPlan, RunResult};
 
+/// Factors of the traffic that the engines found are tried with for their headroom.
+pub const MORE: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// The result for one candidate and one load factor.
@@ -46,8 +50,13 @@ pub struct Requirement {
     pub attainment: (f64, String),
     /// The same with one engine less; `None` if there is only one.
     pub with_one_less: Option<(f64, String)>,
-    /// Share of the time in which an engine was running a step, mean of all engines, per cent.
-    pub busy: f64,
+    /// By how much the traffic may grow: 0.25 for the factor 1.25 of [`MORE`], 0 if not even the
+    /// first is met.
+    pub headroom: f64,
+    /// Share of the time in which an engine had a batch, mean of all engines, per cent. An engine
+    /// with one request has one, too, so this is nearly always near 100 and says nothing about
+    /// headroom.
+    pub with_a_batch: f64,
     /// The cost, if the prices of all GPUs are known.
     pub cost: Option<Cost>,
     /// GPUs whose prices are not known, as the scenario names them.
@@ -107,8 +116,8 @@ pub fn plan(
                 scenario,
                 base,
                 seeds,
-                on_trial: |engines, attainment: f64| {
-                    on_trial(&candidate.name, *load, engines, attainment);
+                on_trial: |factor: f64, engines, attainment: f64| {
+                    on_trial(&candidate.name, load * factor, engines, attainment);
                 },
             };
             let needs = match search.fewest() {
@@ -141,16 +150,17 @@ struct Search<'a, F> {
 struct Found {
     engines: u32,
     enough: Trial,
+    headroom: f64,
     with_one_less: Option<(f64, String)>,
 }
 
-impl<F: FnMut(u32, f64)> Search<'_, F> {
+impl<F: FnMut(f64, u32, f64)> Search<'_, F> {
     fn fewest(&mut self) -> Result<Result<Found, String>, LabError> {
         let (most, target) = (self.scenario.file.plan.max_engines.max(1), self.scenario.file.plan.attainment);
         let (mut too_few, mut failed) = (0, None);
         let mut engines = 1;
         let (mut enough_at, mut enough) = loop {
-            let trial = self.trial(engines)?;
+            let trial = self.trial(engines, 1.0)?;
             if trial.attainment.0 >= target {
                 break (engines, trial);
             }
@@ -166,18 +176,33 @@ impl<F: FnMut(u32, f64)> Search<'_, F> {
         };
         while enough_at - too_few > 1 {
             let middle = too_few.midpoint(enough_at);
-            let trial = self.trial(middle)?;
+            let trial = self.trial(middle, 1.0)?;
             if trial.attainment.0 >= target {
                 (enough_at, enough) = (middle, trial);
             } else {
                 (too_few, failed) = (middle, Some(trial.attainment));
             }
         }
-        Ok(Ok(Found { engines: enough_at, enough, with_one_less: failed }))
+        let headroom = self.headroom(enough_at)?;
+        Ok(Ok(Found { engines: enough_at, enough, headroom, with_one_less: failed }))
     }
 
-    fn trial(&mut self, engines: u32) -> Result<Trial, LabError> {
-        let lab = self.scenario.lab(&Variant { count: Some(engines), ..self.base.clone() })?;
+    /// By how much the traffic may grow with these engines, by bisection of [`MORE`].
+    fn headroom(&mut self, engines: u32) -> Result<f64, LabError> {
+        let target = self.scenario.file.plan.attainment;
+        let (mut met, mut at_most) = (0, MORE.len());
+        while met < at_most {
+            let middle = (met + at_most).div_ceil(2);
+            let is_met = self.trial(engines, MORE[middle - 1])?.attainment.0 >= target;
+            (met, at_most) = if is_met { (middle, at_most) } else { (met, middle - 1) };
+        }
+        Ok(met.checked_sub(1).map_or(0.0, |place| MORE[place] - 1.0))
+    }
+
+    /// Runs so many engines under this multiple of the traffic.
+    fn trial(&mut self, engines: u32, factor: f64) -> Result<Trial, LabError> {
+        let load = self.base.load.map(|load| load * factor);
+        let lab = self.scenario.lab(&Variant { count: Some(engines), load, ..self.base.clone() })?;
         let mut gpus = BTreeMap::new();
         for engine in &lab.engines {
             let name = engine.gpu().unwrap_or(GPU).to_owned();
@@ -185,7 +210,7 @@ impl<F: FnMut(u32, f64)> Search<'_, F> {
         }
         let runs = run_all(&lab, self.seeds)?;
         let attainment = worst_class(&runs)?;
-        (self.on_trial)(engines, attainment.0);
+        (self.on_trial)(factor, engines, attainment.0);
         Ok(Trial { attainment, runs, gpus, traffic: lab.traffic })
     }
 }
@@ -255,14 +280,14 @@ impl Found {
         let shown = |gpu: &String| Path::new(gpu).strip_prefix(folder).unwrap_or(Path::new(gpu)).display().to_string();
         let unpriced = gpus.keys().filter(|gpu| price(gpu).is_none()).map(shown).collect();
         let gpus = gpus.values().sum();
-        let busy = runs.iter().map(|run| {
+        let with_a_batch = runs.iter().map(|run| {
             let busy: f64 = run.engines.iter().map(|engine| engine.busy).sum();
             100.0 * busy / run.engines.len() as f64 / run.result.duration.max(f64::MIN_POSITIVE)
         });
-        let busy = busy.sum::<f64>() / runs.len() as f64;
+        let with_a_batch = with_a_batch.sum::<f64>() / runs.len() as f64;
         let cost = per_hour.map(|per_hour| cost(per_hour, &traffic, &runs));
-        let (engines, with_one_less) = (self.engines, self.with_one_less);
-        Requirement { engines, gpus, attainment, with_one_less, busy, cost, unpriced }
+        let (engines, with_one_less, headroom) = (self.engines, self.with_one_less, self.headroom);
+        Requirement { engines, gpus, attainment, with_one_less, headroom, with_a_batch, cost, unpriced }
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::bench::search::{SearchResult, TrialReport};
 use crate::cli::bench::find_rate::text;
-use crate::lab::plan::{PlanResult, plan};
+use crate::lab::plan::{MORE, PlanResult, plan};
 use crate::lab::prices::Prices;
 use crate::lab::rate::{goal, highest_rate};
 use crate::lab::study::seeds;
@@ -91,6 +91,7 @@ fn plan_results(args: &PlanArgs) -> Result<(Prices, Vec<PlanResult>), LabError> 
     let prices = args.prices.as_deref().map_or_else(|| Ok(Prices::default()), Prices::load)?;
     let seeds = seeds(args.seed, args.seeds.unwrap_or(scenario.file.seeds), 1)?;
     let results = plan(&scenario, &prices, &seeds, |candidate, load, engines, attainment| {
+        let load = (load * 1e3).round() / 1e3;
         eprintln!("{candidate}, traffic {load}x, engines {engines}: {attainment:.1} % meet their objectives");
     })?;
     Ok((prices, results))
@@ -98,7 +99,8 @@ fn plan_results(args: &PlanArgs) -> Result<(Prices, Vec<PlanResult>), LabError> 
 
 fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
     let unit = if prices.currency.is_empty() { "price".to_owned() } else { prices.currency.clone() };
-    let head = ["candidate", "traffic", "engines", "GPUs", "attainment", "with one less", "busy"].map(str::to_owned);
+    let head =
+        ["candidate", "traffic", "engines", "GPUs", "attainment", "with one less", "headroom"].map(str::to_owned);
     let costs = ["/h", "/request", "/M tokens", "/M output"].map(|of| format!("{unit}{of}"));
     let mut rows = vec![head.into_iter().chain(costs).collect::<Vec<_>>()];
     let (mut notes, mut unpriced) = (String::new(), BTreeSet::new());
@@ -109,7 +111,7 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
                 let share = |(share, class): &(f64, String)| format!("{share:.1} % {class}");
                 row.extend([need.engines.to_string(), need.gpus.to_string(), share(&need.attainment)]);
                 row.push(need.with_one_less.as_ref().map_or_else(|| "-".to_owned(), share));
-                row.push(format!("{:.0} %", need.busy));
+                row.push(headroom(need.headroom));
                 let costs = need.cost.map(|cost| {
                     [cost.per_hour, cost.per_request, cost.per_million_tokens, cost.per_million_output].map(number)
                 });
@@ -123,11 +125,21 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
         }
         rows.push(row);
     }
+    notes += "headroom: by how much the traffic may grow until these engines miss the objectives\n";
     if !prices.per_hour.is_empty() && !unpriced.is_empty() {
         let names: Vec<&str> = unpriced.into_iter().map(String::as_str).collect();
         notes += &format!("no price for {}; add it to [per_hour] of the prices\n", names.join(", "));
     }
     aligned(&rows) + &notes
+}
+
+/// By how much the traffic may grow, as one of the steps that were tried.
+fn headroom(found: f64) -> String {
+    match found {
+        least if least <= 0.0 => format!("below {:.0} %", (MORE[0] - 1.0) * 100.0),
+        most if most >= MORE[MORE.len() - 1] - 1.0 => format!("{:.0} % or more", most * 100.0),
+        between => format!("{:.0} %", between * 100.0),
+    }
 }
 
 fn result_json(result: &PlanResult, prices: &Prices) -> Value {
@@ -138,7 +150,8 @@ fn result_json(result: &PlanResult, prices: &Prices) -> Value {
             value["gpus"] = need.gpus.into();
             value["attainment"] = need.attainment.0.into();
             value["attainment_with_one_less"] = json!(need.with_one_less.as_ref().map(|(share, _)| share));
-            value["busy"] = need.busy.into();
+            value["headroom"] = need.headroom.into();
+            value["with_a_batch"] = need.with_a_batch.into();
             if !prices.per_hour.is_empty() && !need.unpriced.is_empty() {
                 value["unpriced"] = json!(need.unpriced);
             }
@@ -176,15 +189,18 @@ fn rates(args: &RateArgs) -> Result<Vec<(String, SearchResult)>, LabError> {
 
 fn rate_table(rates: &[(String, SearchResult)]) -> String {
     let mut rows =
-        vec![["variant", "highest rate (/s)", "90 % interval", "attainment", "trials"].map(str::to_owned).to_vec()];
+        vec![["variant", "proven rate (/s)", "attainment", "boundary (/s)", "trials"].map(str::to_owned).to_vec()];
     for (name, found) in rates {
         let best = found.best.map_or_else(|| "none".to_owned(), |best| number(best.rate));
-        let boundary = found.boundary.map(|range| format!("{} to {}", number(range.low), number(range.high)));
+        let boundary = found
+            .boundary
+            .map(|range| format!("{} (90 %: {} to {})", number(range.value), number(range.low), number(range.high)));
         let attainment = found.best.map(|best| format!("{:.1} %", best.attainment.value * 100.0));
         let [boundary, attainment] = [boundary, attainment].map(|text| text.unwrap_or_else(|| "-".to_owned()));
-        rows.push(vec![name.clone(), best, boundary, attainment, found.trials.len().to_string()]);
+        rows.push(vec![name.clone(), best, attainment, boundary, found.trials.len().to_string()]);
     }
     aligned(&rows)
+        + "boundary: the highest rate as estimated from all trials; a proven rate is lower by its safety margins\n"
 }
 
 fn rate_json(name: &str, found: &SearchResult) -> Value {
@@ -221,7 +237,8 @@ mod tests {
             gpus: 2,
             attainment: (100.0, "a".to_owned()),
             with_one_less: None,
-            busy: 50.0,
+            headroom: 0.25,
+            with_a_batch: 100.0,
             cost: None,
             unpriced: vec!["h200".to_owned(), "l4".to_owned()],
         };
@@ -232,5 +249,14 @@ mod tests {
         assert_eq!(table.matches("no price for h200, l4; add it to [per_hour]").count(), 1, "{table}");
         assert_eq!(result_json(&results[0], &prices)["unpriced"], json!(["h200", "l4"]));
         assert!(!plan_table(&results, &Prices::default()).contains("no price"));
+        assert!(table.contains("headroom") && table.contains("25 %") && !table.contains("busy"), "{table}");
+    }
+
+    #[test]
+    fn headroom_is_the_step_that_was_met() {
+        assert_eq!(
+            [0.0, 0.1, 0.25, 1.0].map(headroom),
+            ["below 10 %", "10 %", "25 %", "100 % or more"].map(str::to_owned)
+        );
     }
 }

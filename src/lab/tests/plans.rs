@@ -3,7 +3,7 @@
 //! Prices are made up; the number of engines is checked against the trials, not against a number.
 
 use super::{SMALL, scenario};
-use crate::plan::plan;
+use crate::plan::{MORE, plan};
 use crate::prices::Prices;
 
 #[test]
@@ -19,6 +19,19 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
     assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
     let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
     assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
+    // The largest step with which these engines meet the objectives, and the next one, with which
+    // they do not.
+    for (load, need) in [0.1, 3.0].into_iter().zip(&needs) {
+        let met = |factor: f64| {
+            let is_it =
+                |(at, engines, _): &&(f64, u32, f64)| (at / load - factor).abs() < 1e-9 && *engines == need.engines;
+            trials.iter().find(is_it).map(|(.., share)| *share >= 99.0)
+        };
+        let place = MORE.iter().rposition(|factor| (factor - 1.0 - need.headroom).abs() < 1e-9);
+        assert!(place.is_none_or(|place| met(MORE[place]) == Some(true)), "{load}: {trials:?}");
+        let next = place.map_or(0, |place| place + 1);
+        assert!(next == MORE.len() || met(MORE[next]) == Some(false), "{load}: {trials:?}");
+    }
     // 3.60 per hour is 0.001 per second; that serves 120 requests of 2,004 tokens per second.
     let cost = needs[1].cost.unwrap();
     assert_eq!(cost.per_hour, 3.6 * f64::from(fewest));
