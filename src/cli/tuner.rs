@@ -11,7 +11,7 @@ use clap::Subcommand;
 use super::admin_command::{AdminPort, exit_code, with_client};
 use crate::admin::{AdminClient, AdminClientError, encode};
 use crate::online::forecast::Realised;
-use crate::online::report::ProposalReport;
+use crate::online::report::{BlockedReport, ProposalReport};
 use crate::online::{GroupReport, TimedEvent, TunerReport};
 
 /// The online tuner of a running gateway.
@@ -130,14 +130,16 @@ fn of_group(group: &GroupReport) -> String {
     }
     for blocked in &group.blocked {
         let direction = if blocked.up { "raised" } else { "lowered" };
-        let _ = writeln!(text, "  {} is not {direction} again for {:.0} s: it did not help", blocked.key, blocked.left);
+        let BlockedReport { key, why, left, .. } = blocked;
+        let _ = writeln!(text, "  {key} is not {direction} for {left:.0} s: {why}");
     }
     text
 }
 
 fn of_proposal(proposal: &ProposalReport) -> String {
-    let ProposalReport { id, key, from, to, why } = proposal;
-    format!("  proposal {id}: {key} = {to} (is {from}): {why}\n")
+    let ProposalReport { id, key, from, to, why, approved } = proposal;
+    let state = if *approved { ", approved, begins as soon as nothing else is tried" } else { "" };
+    format!("  proposal {id}{state}: {key} = {to} (is {from}): {why}\n")
 }
 
 /// A change of engines that was measured, with what was forecast.
@@ -163,7 +165,7 @@ fn of_event(TimedEvent { time, event }: &TimedEvent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::online::report::{BlockedReport, LimitReport};
+    use crate::online::report::LimitReport;
     use crate::online::{Diagnosis, Reading};
     use crate::online::{Event, EventKind};
 
@@ -194,8 +196,14 @@ mod tests {
                 from: "8".to_owned(),
                 to: "16".to_owned(),
                 why: "a queue".to_owned(),
+                approved: false,
             }),
-            blocked: vec![BlockedReport { key: "pool.short.slots".to_owned(), up: false, left: 41.2 }],
+            blocked: vec![BlockedReport {
+                key: "pool.short.slots".to_owned(),
+                up: false,
+                why: "raising it helped".to_owned(),
+                left: 41.2,
+            }],
             diagnoses: vec![Diagnosis {
                 reading: Reading::Sequences,
                 backends: vec!["long/a".to_owned()],
@@ -218,12 +226,15 @@ mod tests {
             "  pool.short.slots = 32 (configured: 4)",
             "  sequences waited (long/a): raise max-num-seqs above 2",
             "  proposal 3: pool.long.slots = 16 (is 8): a queue",
-            "  pool.short.slots is not lowered again for 41 s: it did not help",
+            "  pool.short.slots is not lowered for 41 s: raising it helped",
             "",
             "2026-11-23T10:00:00Z undone: pool.all.slots = 2 (was 1)",
             "  loss 0.3 after 0.1",
         ];
         assert_eq!(text(&report, 10), expected.join("\n"));
+        let mut approved = report.clone();
+        approved.groups[0].proposal.iter_mut().for_each(|proposal| proposal.approved = true);
+        assert!(text(&approved, 0).contains("  proposal 3, approved, begins as soon as nothing else is tried: "));
         let frozen = TunerReport { frozen: Some("by an operator".to_owned()), ..report };
         assert!(text(&frozen, 0).starts_with("frozen by an operator: makes no changes"));
         assert_eq!(

@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn more_sequences_help_while_the_memory_has_room() {
-        let experience = Experience { misses: true, lost: [0.9, 0.1, 0.0] };
+        let experience = Experience { misses: true, lost: [0.9, 0.1, 0.0], tpot_missed: None };
         let facts = EngineFacts { samples: 60, running_peak: 2.0, max_num_seqs: Some(2.0), ..EngineFacts::default() };
         let of = |facts| advice(&experience, &[("p/a".to_owned(), facts)]).map(|(flag, up, _)| (flag, up));
         assert_eq!(of(facts), Some((EngineFlag::MaxNumSeqs, true)));

@@ -12,9 +12,21 @@ const FIRST: Duration = Duration::from_secs(300);
 /// How long at most.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
+/// Why a direction is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// It was tried and did not help.
+    Failed,
+    /// The opposite was tried and helped.
+    OppositeHelped,
+    /// A simulation promises no gain.
+    Simulated,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Block {
     direction: Direction,
+    why: Closed,
     until: Duration,
     lasts: Duration,
 }
@@ -26,23 +38,24 @@ pub struct Blocks(Vec<Block>);
 impl Blocks {
     /// Whether a change may be tried.
     pub fn is_open(&self, direction: Direction, now: Duration) -> bool {
-        !self.closed(now).any(|(closed, _)| closed == direction)
+        !self.closed(now).any(|(closed, ..)| closed == direction)
     }
 
-    /// Those that may not, and for how long.
-    pub fn closed(&self, now: Duration) -> impl Iterator<Item = (Direction, Duration)> + '_ {
-        let left = self.0.iter().map(move |block| (block.direction, block.until.saturating_sub(now)));
-        left.filter(|(_, left)| !left.is_zero())
+    /// Those that may not, why, and for how long.
+    pub fn closed(&self, now: Duration) -> impl Iterator<Item = (Direction, Closed, Duration)> + '_ {
+        let left = self.0.iter().map(move |block| (block.direction, block.why, block.until.saturating_sub(now)));
+        left.filter(|(.., left)| !left.is_zero())
     }
 
-    /// A change in this direction failed, or the opposite one helped.
-    pub fn close(&mut self, direction: Direction, now: Duration) {
+    /// Nothing is tried in this direction for a while.
+    pub fn close(&mut self, direction: Direction, why: Closed, now: Duration) {
         match self.0.iter_mut().find(|block| block.direction == direction) {
             Some(block) => {
+                block.why = why;
                 block.lasts = (block.lasts * 2).min(LONGEST);
                 block.until = now + block.lasts;
             }
-            None => self.0.push(Block { direction, until: now + FIRST, lasts: FIRST }),
+            None => self.0.push(Block { direction, why, until: now + FIRST, lasts: FIRST }),
         }
     }
 

@@ -18,7 +18,7 @@
 
 use std::time::Duration;
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, Closed};
 use crate::diagnosis::Experience;
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::lengths::Lengths;
@@ -330,8 +330,10 @@ impl Controller {
         // Nor for the sake of a miss that may be chance.
         let is_met = score.attainment + score.error >= self.target;
         let attained = 100.0 * score.attainment;
-        self.belief = (score, format!("{attained:.1} % of {:.0} requests met their objectives", score.requests));
-        self.experience = Experience { misses: !is_met, lost: window.lost() };
+        let (requests, seconds) = (score.requests, measured.as_secs_f64());
+        self.belief =
+            (score, format!("in {seconds:.0} s, {attained:.1} % of {requests:.0} requests met their objectives"));
+        self.experience = Experience { misses: !is_met, lost: window.lost(), tpot_missed: window.tpot_missed() };
         self.losses = window.pools.iter().map(PoolWindow::loss).collect();
         self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
@@ -406,14 +408,14 @@ impl Controller {
         if is_better {
             self.note(now, EventKind::Kept, &trial, result);
             self.blocks.reopen(direction, now);
-            self.blocks.close(Direction { up: !direction.up, ..direction }, now);
+            self.blocks.close(Direction { up: !direction.up, ..direction }, Closed::OppositeHelped, now);
             // These requests arrived under the limits in force: the next change can be judged by them.
             self.state = State::Watching;
             return self.watch(now, window);
         }
         self.note(now, EventKind::Undone, &trial, result);
         self.stuck_since.get_or_insert(now);
-        self.blocks.close(direction, now);
+        self.blocks.close(direction, Closed::Failed, now);
         self.steps.refine(direction.pool, direction.knob);
         self.limits = trial.before;
         // What it did to the engines lasts about as long again.

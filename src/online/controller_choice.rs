@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::blocks::Closed;
 use crate::controller::{Action, Asked, Controller, MEASURED, REQUESTS, State, least_gain};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::forecast::{Answer, BOUND, Forecast, LimitsQuestion};
@@ -174,7 +175,7 @@ impl Controller {
         resting.sort_unstable();
         resting.dedup();
         for direction in resting {
-            self.blocks.close(direction, now);
+            self.blocks.close(direction, Closed::Simulated, now);
             self.steps.refine(direction.pool, direction.knob);
         }
         // Of equals, the most promising one stays first.

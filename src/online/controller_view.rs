@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::blocks::Closed;
 use crate::controller::{Controller, State};
 use crate::diagnosis::Experience;
 use crate::event::Event;
@@ -83,10 +84,24 @@ impl Controller {
         }
     }
 
-    /// The changes that did not help, and for how many more seconds they are not tried again.
-    pub fn blocked(&self) -> Vec<(String, bool, f64)> {
-        let shown = |(direction, left): (Direction, Duration)| (self.key(direction), direction.up, left.as_secs_f64());
+    /// The changes that are not tried now: limit, whether it would be raised, why, and for how many
+    /// more seconds.
+    pub fn blocked(&self) -> Vec<(String, bool, String, f64)> {
+        let shown = |(direction, why, left): (Direction, Closed, Duration)| {
+            let opposite = if direction.up { "lowering" } else { "raising" };
+            let why = match why {
+                Closed::Failed => "it did not help".to_owned(),
+                Closed::OppositeHelped => format!("{opposite} it helped"),
+                Closed::Simulated => "a simulation promises no gain".to_owned(),
+            };
+            (self.key(direction), direction.up, why, left.as_secs_f64())
+        };
         self.blocks.closed(self.latest).map(shown).collect()
+    }
+
+    /// Whether an operator has approved the proposal with this number, and it has not begun.
+    pub(crate) fn has_approval(&self, id: u64) -> bool {
+        self.approved == Some(id)
     }
 
     pub(crate) fn key(&self, Direction { pool, knob, .. }: Direction) -> String {

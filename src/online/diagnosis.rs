@@ -7,7 +7,7 @@
 //! | sequences wait, as many run as ever, the KV cache has room | sequences | `max-num-seqs` up |
 //! | time is lost in the queue, as many run as `max-num-seqs` allows, the KV cache has room | sequences | `max-num-seqs` up |
 //! | time is lost between tokens | interference of prefills | `long-prefill-token-threshold` or `max-num-batched-tokens` down |
-//! | time is lost on the engine before the first token | prefill | `max-num-batched-tokens` up, more engines |
+//! | time is lost on the engine before the first token | prefill | `max-num-batched-tokens` up if TPOT is met, more engines |
 //! | time is lost in the gateway's queue | the gateway's own limits | what the tuner moves |
 //! | objectives are met, hardly anything runs | idle | nothing |
 //!
@@ -30,6 +30,8 @@ const KV_ROOM: f64 = 0.8;
 const AT_PEAK: f64 = 0.95;
 /// Share of the lost time that names a cause.
 const MOST: f64 = 0.5;
+/// TPOT has no room where more than this share of the requests misses it.
+const TPOT_MISSED: f64 = 0.01;
 /// Fewer sequences than this, on average, are hardly any.
 const HARDLY_ANY: f64 = 1.0;
 
@@ -75,6 +77,9 @@ pub struct Experience {
     pub misses: bool,
     /// Shares of the lost time: in the queue, on the engine before the first token, between tokens.
     pub lost: [f64; 3],
+    /// Share of the requests with a bound on TPOT that miss it; `None`: there are none, so it is
+    /// not known whether TPOT has room.
+    pub tpot_missed: Option<f64>,
 }
 
 /// All readings, the most specific first. `engines`: `pool/backend` and what each shows.
@@ -89,7 +94,7 @@ pub fn diagnose(experience: &Experience, engines: &[(String, EngineFacts)]) -> V
     }
     let of_engines = found.iter().any(|known| known.reading != Reading::NoMetrics);
     if !of_engines && let Some((reading, evidence, advice)) = of_pools(experience, engines) {
-        found.push(Diagnosis { reading, backends: Vec::new(), evidence, advice: advice.to_owned() });
+        found.push(Diagnosis { reading, backends: Vec::new(), evidence, advice });
     }
     found.sort_by_key(|known| known.reading);
     found
@@ -147,26 +152,42 @@ fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, S
     })
 }
 
-fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Option<(Reading, String, &'static str)> {
+fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Option<(Reading, String, String)> {
     let [queue, engine, decode] = experience.lost;
     if !experience.misses {
         let known = || engines.iter().filter(|(_, facts)| facts.samples >= SAMPLES);
         let running = known().map(|(_, facts)| facts.running).sum::<f64>() / known().count().max(1) as f64;
         let is_idle = known().next().is_some() && running < HARDLY_ANY;
-        return is_idle
-            .then(|| (Reading::Idle, format!("objectives are met, and {running:.1} sequences run at once"), ""));
+        return is_idle.then(|| {
+            (Reading::Idle, format!("objectives are met, and {running:.1} sequences run at once"), String::new())
+        });
     }
     if decode >= MOST {
         let evidence = format!("{} of the lost time is between tokens", percent(decode));
-        return Some((Reading::Interference, evidence, "lower long-prefill-token-threshold or max-num-batched-tokens"));
+        let advice = "lower long-prefill-token-threshold or max-num-batched-tokens";
+        return Some((Reading::Interference, evidence, advice.to_owned()));
     }
     if engine >= MOST {
         let evidence = format!("{} of the lost time is on the engines before the first token", percent(engine));
-        let advice = "raise max-num-batched-tokens if TPOT has room, or add engines";
-        return Some((Reading::Prefill, evidence, advice));
+        return Some((Reading::Prefill, evidence, faster_prefills(experience.tpot_missed)));
     }
     let evidence = format!("{} of the lost time is in the gateway's queue", percent(queue));
-    (queue >= MOST).then_some((Reading::GatewayLimits, evidence, "see the limits that the tuner moves"))
+    (queue >= MOST).then(|| (Reading::GatewayLimits, evidence, "see the limits that the tuner moves".to_owned()))
+}
+
+/// What shortens prefills. Larger steps do, and make TPOT longer, so they are advice only where
+/// TPOT is known to have room.
+fn faster_prefills(tpot_missed: Option<f64>) -> String {
+    match tpot_missed {
+        Some(missed) if missed > TPOT_MISSED => format!(
+            "add engines; a larger max-num-batched-tokens would lengthen TPOT, which {} of the requests miss already",
+            percent(missed)
+        ),
+        Some(_) => "raise max-num-batched-tokens, since TPOT is met, or add engines".to_owned(),
+        None => {
+            "add engines, or raise max-num-batched-tokens, which lengthens TPOT and no objective bounds that".to_owned()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -182,7 +203,8 @@ mod tests {
     #[test]
     fn each_row_of_the_table_is_recognized() {
         let good = EngineFacts { samples: 60, running: 20.0, running_peak: 40.0, ..EngineFacts::default() };
-        let lost = |queue, engine, decode| Experience { misses: true, lost: [queue, engine, decode] };
+        let lost =
+            |queue, engine, decode| Experience { misses: true, lost: [queue, engine, decode], tpot_missed: None };
         let full = EngineFacts { waiting: 0.8, running_while_waiting: 40.0, kv_while_waiting: 0.4, ..good };
         let engine = lost(0.1, 0.9, 0.0);
         assert_eq!(readings(engine, &[full, full, good]), [(Reading::Sequences, 2)]);
@@ -205,9 +227,22 @@ mod tests {
     }
 
     #[test]
+    fn larger_steps_are_advice_only_where_tpot_has_room() {
+        let advice = |tpot_missed: Option<f64>| {
+            let experience = Experience { misses: true, lost: [0.1, 0.9, 0.0], tpot_missed };
+            diagnose(&experience, &[]).remove(0).advice
+        };
+        assert!(advice(Some(0.0)).starts_with("raise max-num-batched-tokens"));
+        assert!(
+            advice(Some(0.4)).starts_with("add engines; ") && advice(Some(0.4)).contains("40 % of the requests miss")
+        );
+        assert!(advice(None).starts_with("add engines, or raise max-num-batched-tokens"));
+    }
+
+    #[test]
     fn an_engine_without_metrics_is_named_and_the_others_are_judged() {
         let none = EngineFacts { missing: 1.0, ..EngineFacts::default() };
-        let lost = Experience { misses: true, lost: [0.0, 0.0, 1.0] };
+        let lost = Experience { misses: true, lost: [0.0, 0.0, 1.0], tpot_missed: None };
         assert_eq!(readings(lost, &[none]), [(Reading::Interference, 0), (Reading::NoMetrics, 1)]);
         let young = EngineFacts { samples: 3, preemptions: 100.0, ..EngineFacts::default() };
         assert_eq!(readings(Experience::default(), &[young]), [], "too few samples");

@@ -214,9 +214,7 @@ impl EngineTuner {
     /// Approves the proposal of that number. Returns whether it is the present one.
     pub fn approve(&mut self, id: u64) -> bool {
         let known = self.proposal().is_some_and(|proposal| proposal.id == id);
-        if known {
-            self.approved = Some(id);
-        }
+        self.approved = if known { Some(id) } else { self.approved };
         known
     }
 
@@ -291,7 +289,8 @@ impl EngineTuner {
             (None, State::Simulating(_)) => "simulates what may help".to_owned(),
             (None, _) => "watching".to_owned(),
         };
-        let proposal = self.proposal().map(|proposal| ProposalReport::new(format!("e{}", proposal.id), proposal));
+        let shown = |own: &Proposal| ProposalReport::new(format!("e{}", own.id), own, self.approved == Some(own.id));
+        let proposal = self.proposal().map(shown);
         EngineTuningReport { doing, why: self.belief.clone(), proposal, changes: self.trust.all().to_vec() }
     }
 

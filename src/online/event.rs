@@ -67,6 +67,8 @@ pub enum EventKind {
     Undone,
     /// It was undone without a verdict, because something else changed.
     StoodBack,
+    /// An operator has put a limit of the configuration in force again.
+    Reset,
     /// The engine that was restarted with a change is compared with one that was not.
     Compared,
     /// It is better, and the other engines get the change.
@@ -81,12 +83,13 @@ pub enum EventKind {
 
 impl EventKind {
     /// Every one, in order of declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Proposed,
         Self::Tried,
         Self::Kept,
         Self::Undone,
         Self::StoodBack,
+        Self::Reset,
         Self::Compared,
         Self::Promoted,
         Self::Frozen,
@@ -107,6 +110,7 @@ impl EventKind {
             Self::Kept => "kept",
             Self::Undone => "undone",
             Self::StoodBack => "stood_back",
+            Self::Reset => "reset",
             Self::Compared => "compared",
             Self::Promoted => "promoted",
             Self::Frozen => "frozen",

@@ -62,6 +62,12 @@ fn ratios(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> [
     [ratio(bounds.ttft, stats.ttft), ratio(bounds.tpot, stats.tpot), ratio(bounds.e2el, stats.e2el)]
 }
 
+/// The TPOT of a request over its bound; `None`: it has no bound, or was not measured.
+pub(crate) fn tpot_ratio(record: &Record, objectives: &Objectives) -> Option<f64> {
+    let [_, tpot, _] = ratios(record.stats.as_ref()?, record.prompt_tokens(), objectives);
+    (tpot > 0.0).then_some(tpot)
+}
+
 /// The largest of them: above 1, the request missed an objective.
 pub fn worst_ratio(stats: &StreamStats, prompt_tokens: u64, objectives: &Objectives) -> f64 {
     ratios(stats, prompt_tokens, objectives).into_iter().fold(0.0, f64::max)

@@ -89,23 +89,30 @@ pub struct ProposalReport {
     pub to: String,
     /// Why it may help.
     pub why: String,
+    /// Whether an operator has approved it: it begins within a second, or as soon as nothing else
+    /// is tried.
+    #[serde(default)]
+    pub approved: bool,
 }
 
 impl ProposalReport {
     /// A proposal under the number by which an operator approves it.
-    pub(crate) fn new(id: String, proposal: &Proposal) -> Self {
+    pub(crate) fn new(id: String, proposal: &Proposal, approved: bool) -> Self {
         let (from, to) = proposal.values.clone();
-        Self { id, key: proposal.key.clone(), from, to, why: proposal.why.clone() }
+        Self { id, key: proposal.key.clone(), from, to, why: proposal.why.clone(), approved }
     }
 }
 
-/// A change that did not help.
+/// A change that is not tried for a while.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockedReport {
     /// `pool.NAME.KEY`.
     pub key: String,
     /// Whether it was raised.
     pub up: bool,
+    /// Why not.
+    #[serde(default)]
+    pub why: String,
     /// Seconds until it may be tried again.
     pub left: f64,
 }
@@ -132,7 +139,7 @@ mod tests {
     fn proposals_are_those_of_limits_and_those_of_engines() {
         let proposal = |id: &str| {
             let (id, [key, from, to, why]) = (id.to_owned(), Default::default());
-            Some(ProposalReport { id, key, from, to, why })
+            Some(ProposalReport { id, key, from, to, why, approved: false })
         };
         let group = |proposal| GroupReport { proposal, ..GroupReport::default() };
         let engines = EngineTuningReport { proposal: proposal("e3"), ..EngineTuningReport::default() };

@@ -421,7 +421,9 @@ impl Tuner {
     pub fn reset(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut config = config.clone();
         self.configured.put(&mut config);
+        let resets = self.resets(now);
         self.begin_anew(&config, observer, now);
+        self.observed = resets;
     }
 
     /// Its mode, by the configuration in force.

@@ -35,6 +35,19 @@ impl Tuner {
         }
     }
 
+    /// The limits that a reset puts back, one event each.
+    pub(crate) fn resets(&self, now: Duration) -> Vec<Event> {
+        let limits = self.report().groups.into_iter().flat_map(|group| group.limits);
+        let event = |LimitReport { key, configured, in_force }| Event {
+            at: now.as_secs_f64(),
+            kind: EventKind::Reset,
+            key,
+            values: (in_force, configured),
+            why: "by an operator: as it is configured".to_owned(),
+        };
+        limits.map(event).collect()
+    }
+
     fn report_of(&self, number: usize, several: bool, group: &Group) -> GroupReport {
         let Group { pools, controller, .. } = group;
         let (score, why) = controller.belief();
@@ -58,8 +71,11 @@ impl Tuner {
         let id = |proposal: &Proposal| {
             if several { format!("{number}.{}", proposal.id) } else { proposal.id.to_string() }
         };
-        let proposal = controller.proposal().map(|proposal| ProposalReport::new(id(proposal), proposal));
-        let blocked = controller.blocked().into_iter().map(|(key, up, left)| BlockedReport { key, up, left }).collect();
+        let proposal = controller
+            .proposal()
+            .map(|proposal| ProposalReport::new(id(proposal), proposal, controller.has_approval(proposal.id)));
+        let blocked = controller.blocked().into_iter();
+        let blocked = blocked.map(|(key, up, why, left)| BlockedReport { key, up, why, left }).collect();
         GroupReport {
             pools: controller.names().to_vec(),
             doing: controller.doing(),

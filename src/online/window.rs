@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::arms::Arms;
 use crate::lengths::Lengths;
-use crate::loss::{Cause, Judged, LOSS_OF_SHED, Undisturbed, judge};
+use crate::loss::{Cause, Judged, LOSS_OF_SHED, Undisturbed, judge, tpot_ratio};
 use crate::recent::{Recent, RecentRequest};
 use crate::scaler::Tally;
 use crate::usage::Usage;
@@ -61,6 +61,8 @@ pub struct PoolWindow {
     pub queued: Lengths,
     /// Loss of those that have ended by cause: queue, engine, decode.
     pub causes: [f64; 3],
+    /// Requests whose TPOT has a bound, and those of them that were above it.
+    pub tpot: (f64, f64),
     /// Requests that ended, whenever they arrived.
     pub ended: f64,
     /// Requests that were served, and the seconds for which they were on a backend, all together.
@@ -102,6 +104,13 @@ impl PoolWindow {
                 self.queued.add(tokens);
             }
         }
+    }
+
+    /// Counts the TPOT of a request that arrived at `at`, over its bound.
+    fn add_tpot(&mut self, at: Duration, ratio: Option<f64>) {
+        let Some(ratio) = ratio.filter(|_| at >= self.from) else { return };
+        self.tpot.0 += 1.0;
+        self.tpot.1 += f64::from(u8::from(ratio > 1.0));
     }
 
     /// Requests on each backend at once if all were served at the speed of those that are (Little's law). `None`: not known.
@@ -242,6 +251,14 @@ impl Window {
         lost.map(|part| if total > 0.0 { part / total } else { 0.0 })
     }
 
+    /// Share of the requests whose TPOT has a bound that are above it; `None` without such
+    /// requests.
+    pub fn tpot_missed(&self) -> Option<f64> {
+        let sum = |of: fn(&PoolWindow) -> f64| self.pools.iter().map(of).sum::<f64>();
+        let (all, missed) = (sum(|pool| pool.tpot.0), sum(|pool| pool.tpot.1));
+        (all > 0.0).then(|| missed / all)
+    }
+
     /// The lengths of all prompts.
     pub fn lengths(&self) -> Lengths {
         let mut all = Lengths::default();
@@ -329,6 +346,7 @@ impl Observer {
         if let Some(judged) = judged {
             let tokens = record.estimate.map_or(0, |estimate| estimate.tokens);
             pool.window.add(arrived, tokens, judged);
+            pool.window.add_tpot(arrived, tpot_ratio(record, &pool.objectives));
             pool.totals.0 += 1.0;
             pool.totals.1 += f64::from(u8::from(judged.loss > 0.0));
         }

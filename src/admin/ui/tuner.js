@@ -7,7 +7,7 @@ const MODES = {
   off: "It does nothing (tuner.mode).", advise: "It shows what it would change, and changes nothing (tuner.mode).",
   approve: "It makes changes that an operator approves (tuner.mode).", apply: "It makes changes by itself, one at a time (tuner.mode).",
 };
-const KINDS = { kept: "good", promoted: "good", undone: "warn", stood_back: "warn", frozen: "bad", proposed: "", tried: "", compared: "" };
+const KINDS = { kept: "good", promoted: "good", undone: "warn", stood_back: "warn", reset: "warn", frozen: "bad", proposed: "", tried: "", compared: "" };
 
 export function tuner({ report }) {
   if (!report) return [h("div", { class: "card empty" }, "Waiting for the gateway.")];
@@ -36,7 +36,7 @@ function offer(proposal, mode) {
     h("div", { class: "grow" },
       h("b", {}, `Proposal ${proposal.id}: `), h("span", { class: "mono" }, proposal.key), ` ${proposal.from} → ${proposal.to}`,
       h("div", { class: "sub" }, proposal.why)),
-    mode === "approve"
+    proposal.approved ? h("span", { class: "chip" }, "approved: it begins as soon as nothing else is tried") : mode === "approve"
       ? h("button", { type: "button", class: "primary", "data-action": "approve", onclick: () => act(tunerAction.approve(proposal)) }, "approve")
       : h("span", { class: "sub" }, mode === "advise" ? "to make it: change the file, or set tuner.mode = \"approve\"" : ""));
 }
@@ -58,7 +58,7 @@ function groupCard(group, mode) {
     group.limits.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Limits that were moved" }, h("table", {},
       h("thead", {}, h("tr", {}, ["Limit that was moved", "Configured", "In force"].map(head => h("th", { scope: "col" }, head)))),
       h("tbody", {}, group.limits.map(limit => h("tr", {}, h("td", { class: "mono" }, limit.key), h("td", {}, limit.configured), h("td", {}, h("b", {}, limit.in_force))))))),
-    group.blocked.length > 0 && h("ul", { class: "plain sub" }, group.blocked.map(one => h("li", {}, `${one.key} is not ${one.up ? "raised" : "lowered"} again for ${span(one.left)}: it did not help`))));
+    group.blocked.length > 0 && h("ul", { class: "plain sub" }, group.blocked.map(one => h("li", {}, `${one.key} is not ${one.up ? "raised" : "lowered"} for ${span(one.left)}: ${one.why}`))));
 }
 
 function engines(own, mode) {
