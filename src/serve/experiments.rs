@@ -244,11 +244,15 @@ impl App {
                 if state.note_served(number, served) && state.phase() != Phase::Stopped {
                     match state.is_waiting(number) {
                         true => tracing::warn!(
-                            "experiment {}: {} waits: no ready backend serves {model}",
+                            "experiment {}: the arm {} waits: no ready backend serves the model {model}",
                             plan.name,
                             arm.name
                         ),
-                        false => tracing::info!("experiment {}: {} waits no longer for {model}", plan.name, arm.name),
+                        false => tracing::info!(
+                            "experiment {}: requests take part in the arm {}: a ready backend serves the model {model}",
+                            plan.name,
+                            arm.name
+                        ),
                     }
                 }
             }

@@ -252,7 +252,7 @@ async fn no_request_takes_part_before_the_adapter_of_an_arm_is_loaded_which_happ
     }
     let seen = report(&gateway).await;
     let why = seen["arms"][1]["waiting"].as_str().unwrap();
-    assert_eq!(why, "lora waits: no ready backend serves lora; no request takes part until one does");
+    assert_eq!(why, "the arm lora waits: no ready backend serves the model lora; no request takes part until one does");
     assert_eq!((seen["phase"].as_str(), requests(&seen)), (Some("running"), 0));
     let loads = || engine.seen().into_iter().filter(|seen| seen.head.starts_with("POST /v1/load_lora_adapter")).count();
     let warm = || engine.seen().iter().any(|seen| seen.head.starts_with("POST /v1/completions"));

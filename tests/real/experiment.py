@@ -113,7 +113,7 @@ def no_request_takes_part_before_the_adapter_is_loaded(rig):
         check(answer.status == 200 and answer.json()["model"] == "tiny", f"user {user}: {answer.status} {answer.body}")
         check("x-sluice-arm" not in answer.headers, f"user {user} is in an arm")
     said = rig.report()
-    check(said["phase"] == "running" and "no ready backend serves ad" in said["arms"][1]["waiting"], said)
+    check(said["phase"] == "running" and "no ready backend serves the model ad" in said["arms"][1]["waiting"], said)
     check(not any(arm["requests"] for arm in said["arms"]), said["arms"])
 
 

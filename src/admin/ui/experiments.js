@@ -12,7 +12,7 @@ export function experiments(state) {
   if (!report) return [h("div", { class: "card empty" }, "Waiting for the gateway.")];
   if (!report.experiments.length) return [h("div", { class: "card empty" },
     h("p", {}, "There are no experiments."),
-    h("p", {}, "An experiment sends a share of the requests to another model, pool or setting and compares what they experience. Declare one with [[experiment]] in the configuration, or create one with sluice experiment start NAME FILE."))];
+    h("p", {}, "An experiment sends a share of the requests to another model, pool or setting and compares what they experience. Declare one with [[experiment]] in the configuration, or create one with sluice experiment create FILE."))];
   return report.experiments.map(short => card(details.get(short.name) || short));
 }
 

@@ -66,7 +66,11 @@ enum Command {
         /// The experiment
         name: String,
         /// The arm
-        arm: String,
+        #[arg(required_unless_present = "named", conflicts_with = "named")]
+        arm: Option<String>,
+        /// The same
+        #[arg(long = "arm", value_name = "ARM", hide = true)]
+        named: Option<String>,
     },
     /// Write a report
     Report {
@@ -157,7 +161,11 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         }
         Command::Start { name } => order(client, &format!("{}/start", path(name))).await,
         Command::Stop { name } => order(client, &format!("{}/stop", path(name))).await,
-        Command::Promote { name, arm } => order(client, &format!("{}/promote/{}", path(name), encode(arm))).await,
+        Command::Promote { name, arm, named } => {
+            // clap requires one of them.
+            let arm = arm.as_ref().or(named.as_ref()).map_or_else(String::new, |arm| encode(arm));
+            order(client, &format!("{}/promote/{arm}", path(name))).await
+        }
         Command::Report { name, format, output } => {
             let report: ExperimentReport = client.get(&path(name)).await?;
             let written = match format {

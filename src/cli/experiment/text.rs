@@ -135,28 +135,40 @@ pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &Comparison
             change.conclusion.map_or_else(String::new, |conclusion| conclusion.words().to_owned()),
         ]);
     }
-    rows.push(rate_row("errors", &comparison.failures));
-    rows.push(rate_row("missed objectives", &comparison.misses));
+    let counts = |of: fn(&ArmReport) -> u64| (arm.map_or(0, of), of(control));
+    let (requests, judged) = (counts(|arm| arm.requests), counts(|arm| arm.missed.1));
+    rows.push(rate_row("errors", &comparison.failures, requests, "no requests yet"));
+    let none = if requests.0 + requests.1 > 0 { "no objectives" } else { "no requests yet" };
+    rows.push(rate_row("missed objectives", &comparison.misses, judged, none));
     let seen = |rates: &RateReport| rates.arm > 0.0 || rates.control > 0.0;
     let quality = QUALITY.iter().zip(&comparison.quality).filter(|(_, rates)| seen(rates));
-    rows.extend(quality.map(|(name, rates)| rate_row(name, rates)));
+    rows.extend(quality.map(|(name, rates)| rate_row(name, rates, requests, "no requests yet")));
     rows
 }
 
-fn rate_row(name: &str, rates: &RateReport) -> Vec<String> {
+/// How often something happened in the arm and in the control, of so many requests in each; `none`:
+/// the verdict where one has none.
+fn rate_row(name: &str, rates: &RateReport, counts: (u64, u64), none: &str) -> Vec<String> {
     let times = |range: Range| {
         let end = |end: Option<f64>| end.map_or_else(|| "..".to_owned(), |end| format!("{end:.2}"));
         format!("x {} to {}", end(range.low), end(range.high))
     };
+    let is_known = counts.0 > 0 && counts.1 > 0;
+    let share = |count: u64, share: f64| if count > 0 { percent(share) } else { "-".to_owned() };
     vec![
         name.to_owned(),
-        format!("{} / {}", percent(rates.arm), percent(rates.control)),
-        rates.times.map_or_else(|| "-".to_owned(), times),
+        format!("{} / {}", share(counts.0, rates.arm), share(counts.1, rates.control)),
+        rates.times.filter(|_| is_known).map_or_else(|| "-".to_owned(), times),
         String::new(),
         String::new(),
         String::new(),
         String::new(),
-        if rates.worse { "worse" } else { "no harm found" }.to_owned(),
+        match (is_known, rates.worse) {
+            (false, _) => none,
+            (true, true) => "worse",
+            (true, false) => "no harm found",
+        }
+        .to_owned(),
     ]
 }
 
@@ -201,4 +213,27 @@ fn rows_as_table(rows: &[Vec<String>]) -> Table {
     let mut table = table(&head);
     table.add_rows(&rows[1..]);
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_of_nothing_is_no_verdict() {
+        let rates = RateReport {
+            control: 0.0,
+            arm: 0.0,
+            times: Some(Range { value: 1.0, low: None, high: None }),
+            worse: false,
+        };
+        let row = |counts, none| rate_row("errors", &rates, counts, none);
+        let (first, last) = (|row: &[String]| row[1].clone(), |row: &[String]| row[7].clone());
+        let none = row((0, 0), "no requests yet");
+        assert_eq!((first(&none).as_str(), none[2].as_str(), last(&none).as_str()), ("- / -", "-", "no requests yet"));
+        let one_side = row((3, 0), "no objectives");
+        assert_eq!((first(&one_side).as_str(), last(&one_side).as_str()), ("0.0 % / -", "no objectives"));
+        let both = row((3, 4), "no objectives");
+        assert_eq!((first(&both).as_str(), last(&both).as_str()), ("0.0 % / 0.0 %", "no harm found"));
+    }
 }

@@ -140,7 +140,7 @@ pub enum Situation {
     )]
     ArmPoolWithoutModel { pool: String, model: String },
     #[error(
-        "'{first}' already has units of this part of the layer; let traffic.from of one be traffic.to of the other"
+        "'{first}' already has units of this part of the layer, also when it is stopped or promoted; remove '{first}' once its winner is configured for all (sluice experiment remove {first}, or delete its table), or let traffic.from of one be traffic.to of the other"
     )]
     SameTraffic { first: String },
     #[error(

@@ -69,7 +69,7 @@ impl Quantity {
             Self::Itl => "longest ITL",
             Self::Queue => "queue",
             Self::BackendTtft => "backend TTFT",
-            Self::Cost => "cost",
+            Self::Cost => "engine time",
             Self::Tokens => "tokens out",
         }
     }

@@ -268,7 +268,7 @@ fn waiting(Experiment { plan, state }: &Experiment, arm: usize) -> Option<String
     let ArmPlan { name, model, shadow, .. } = &plan.arms[arm];
     let (model, _) = model.as_ref().filter(|_| state.is_waiting(arm) && state.phase() != Phase::Stopped)?;
     let what = if shadow.is_some() { "it gets no copies" } else { "no request takes part" };
-    Some(format!("{name} waits: no ready backend serves {model}; {what} until one does"))
+    Some(format!("the arm {name} waits: no ready backend serves the model {model}; {what} until one does"))
 }
 
 fn quantities(ledger: &ArmLedger, clustered: bool, confidence: f64) -> Vec<QuantityReport> {
