@@ -100,15 +100,17 @@ pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();
     }
-    let part = |(key, value): (&String, &ArgValue)| {
-        let key = match flag_of(key) {
-            Some((None, flag)) => flag.to_owned(),
-            Some((Some(backend), flag)) => format!("{backend}:{flag}"),
-            None => key.clone(),
-        };
-        format!("{key}={}", shown(value))
-    };
+    let part = |(key, value): (&String, &ArgValue)| format!("{}={}", key_name(key), shown(value));
     setting.iter().map(part).collect::<Vec<_>>().join(" ")
+}
+
+/// The name of a key in tables.
+pub fn key_name(key: &str) -> String {
+    match flag_of(key) {
+        Some((None, flag)) => flag.to_owned(),
+        Some((Some(backend), flag)) => format!("{backend}:{flag}"),
+        None => key.to_owned(),
+    }
 }
 
 /// A text as the value that it would be in TOML.

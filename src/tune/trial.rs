@@ -3,7 +3,7 @@
 //! Trials are what searches learn from and what the journal holds. Rates are in requests per second, measures in their own
 //! unit, times in seconds of the engines.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::setting::Setting;
 use sluice_core::stats::Estimate;
@@ -134,10 +134,10 @@ pub struct Trial {
     /// What came of it.
     pub outcome: Outcome,
     /// The runs of the second measure, for a front.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "with_unknown")]
     pub against: Vec<f64>,
-    /// Other measures, in the order of the file.
-    #[serde(default)]
+    /// Other measures, in the order of the file; NaN where a run has no data for one.
+    #[serde(default, deserialize_with = "with_unknown")]
     pub beside: Vec<f64>,
     /// Seconds under load.
     pub seconds: f64,
@@ -155,6 +155,12 @@ pub struct Trial {
     /// What was seen besides: why it is not better.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+/// JSON has no NaN: it is written as null.
+fn with_unknown<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<f64>, D::Error> {
+    let values = Vec::<Option<f64>>::deserialize(values)?;
+    Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }
 
 impl Outcome {
@@ -208,5 +214,17 @@ impl Trial {
     /// Whether it counts in the search, and not for the winner alone.
     pub fn is_search(&self) -> bool {
         !matches!(self.effort, Effort::Confirm | Effort::Predict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measure_without_data_survives_the_journal() {
+        let trial = Trial { beside: vec![1.5, f64::NAN], ..Trial::new(&Setting::new(), Effort::Confirm, 1) };
+        let read: Trial = serde_json::from_str(&serde_json::to_string(&trial).unwrap()).unwrap();
+        assert!(read.beside[0] == 1.5 && read.beside[1].is_nan() && read.against.is_empty(), "{read:?}");
     }
 }

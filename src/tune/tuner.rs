@@ -97,6 +97,8 @@ pub struct Report {
     pub front: Vec<Trial>,
     /// Whether the budget ended the search.
     pub out_of_budget: bool,
+    /// Whether the engines were real ones; predictions never are.
+    pub real: bool,
 }
 
 /// What confirmations found.
@@ -176,7 +178,7 @@ pub async fn tune<B: Backend>(
         _ => tuning.confirm().await?,
     };
     let (trials, settings) = (tuning.trials, settings.len());
-    Ok(Report { trials, predicted, pruned, settings, winner, default, comparison, front, out_of_budget })
+    Ok(Report { trials, predicted, pruned, settings, winner, default, comparison, front, out_of_budget, real: B::REAL })
 }
 
 impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {

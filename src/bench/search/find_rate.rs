@@ -28,10 +28,10 @@
 //! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of trials. Bounds:
 //! [`SearchGoal::max_trials`] trials.
 
-use sluice_core::stats::{Estimate, proportion};
+use sluice_core::stats::{Estimate, mean, proportion};
 
 use super::bracket::Bracket;
-use super::curve::{Curve, RatePoint};
+use super::curve::{CONFIDENCE, Curve, RatePoint};
 use super::judge::Judge;
 use super::system::SystemUnderTest;
 use super::trial::{
@@ -328,6 +328,30 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         at(0.95).zip(at(0.05)).is_some_and(|(high, low)| (high / low).ln() <= 2.0 * self.goal.tolerance)
     }
 
+    /// The boundary and its interval: that of the curve, or that of the differences between trials, whichever is wider. Near
+    /// capacity one burst decides whether a trial has hardly a miss or many, so the curve alone is too sure of itself. The
+    /// differences show in how much the boundary moves when one trial is left out (jackknife; Efron 1982).
+    fn boundary_with_interval(&self) -> Option<Estimate> {
+        let curves = self.curves();
+        let at = |curves: &[Curve], quantile| lowest(curves, self.allowed_misses(), quantile);
+        let (low, value, high) = (at(&curves, 0.05)?, at(&curves, 0.5)?, at(&curves, 0.95)?);
+        let count = self.points.iter().map(Vec::len).max().unwrap_or(0);
+        // Groups that came late have points of the last trials only.
+        let without = |place: usize| {
+            let rest = |points: &Vec<RatePoint>| {
+                let all = points.iter().rev().enumerate().filter(|(at, _)| *at != place);
+                let rest: Vec<RatePoint> = all.map(|(_, point)| *point).collect();
+                Curve::fit(&rest, self.allowed_misses())
+            };
+            at(&self.points.iter().filter_map(rest).collect::<Vec<_>>(), 0.5)
+        };
+        let parts = (0..count)
+            .filter_map(|place| Some(value.ln() * count as f64 - without(place)?.ln() * (count as f64 - 1.0)));
+        let moved = mean::of_series(&parts.collect::<Vec<_>>(), CONFIDENCE);
+        let reach = if moved.is_bounded() { (moved.high - moved.low) / 2.0 } else { 0.0 };
+        Some(Estimate { value, low: low.min(value * (-reach).exp()), high: high.max(value * reach.exp()) })
+    }
+
     /// The rate to report, by the three rules in the header.
     fn safe_rate(&self) -> Option<f64> {
         let curves = self.curves();
@@ -338,9 +362,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     }
 
     fn into_result(self, best: Option<ProvenRate>, ending: SearchEnd) -> SearchResult {
-        let curves = self.curves();
-        let [low, value, high] = [0.05, 0.5, 0.95].map(|quantile| lowest(&curves, self.allowed_misses(), quantile));
-        let boundary = value.zip(low.zip(high)).map(|(value, (low, high))| Estimate { value, low, high });
+        let boundary = self.boundary_with_interval();
         let most = self.drain_rate * DRAIN_SHARE;
         SearchResult { best, boundary, most, safe: self.safe_rate(), ending, trials: self.trials }
     }

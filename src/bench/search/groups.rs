@@ -54,9 +54,9 @@ impl Groups {
         Self::each(&workload.class_configs(), &adapters.names, &adapters.shares())
     }
 
-    /// The name of a group; empty if all requests are one.
+    /// The name of a group; empty if all requests are one, which needs no name.
     pub fn name(&self, group: usize) -> &str {
-        self.names.get(group).map_or("", String::as_str)
+        self.names.get(group).filter(|_| self.names.len() > 1).map_or("", String::as_str)
     }
 
     /// The objectives of a class.
@@ -112,6 +112,7 @@ mod tests {
         assert_eq!([None, Some(0), Some(1), Some(2)].map(|adapter| groups.group(1, adapter)), [3, 4, 3, 5]);
         let one = Groups::one(vec![Slo::default(); 2]);
         assert_eq!((one.group(1, Some(0)), one.name(0)), (0, ""));
+        assert_eq!(Groups::each(&[class("chat")], &[], &[]).name(0), "");
     }
 
     #[test]

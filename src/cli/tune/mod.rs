@@ -19,7 +19,7 @@ use clap::Args;
 
 use crate::admin::AdminClient;
 use crate::base::Period;
-use crate::tune::report::{json, page, result_txt, table};
+use crate::tune::report::{answer, flags, json, page, result_txt, table};
 use crate::tune::setting::name;
 use crate::tune::{
     Budget, Emulation, Goal, Header, Journal, Laboratory, Method, Plan, Report, Space, TuneError, TuneFile, at_once,
@@ -82,7 +82,7 @@ pub struct TuneArgs {
     /// Write the result.txt of vLLM's auto_tune.sh
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
-    /// Write the winner as lines for sluice.toml
+    /// Write the winner as lines for sluice.toml; none if the defaults are as good
     #[arg(long, value_name = "FILE")]
     patch: Option<PathBuf>,
 }
@@ -237,8 +237,8 @@ fn show(args: &TuneArgs, report: &Report, goal: &Goal) -> anyhow::Result<()> {
     if let Some(path) = &args.result {
         write(path, result_txt::text(report, goal))?;
     }
-    if let (Some(path), Some(winner)) = (&args.patch, &report.winner) {
-        write(path, crate::tune::report::flags::patch(&winner.setting))?;
+    if let (Some(path), Some(setting)) = (&args.patch, answer::advised(report, goal)) {
+        write(path, flags::patch(&setting))?;
     }
     print(&if args.json { format!("{:#}\n", json::json(report, goal)) } else { table::text(report, goal) });
     Ok(())

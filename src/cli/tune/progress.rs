@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::bench::find_rate::text;
 use crate::lab::table::number;
+use crate::tune::report::table::minutes;
 use crate::tune::setting::name;
 use crate::tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
 
@@ -62,7 +63,9 @@ impl Shown {
         let time = minutes(trial.seconds + trial.start_seconds);
         let mut line = format!("{which}: {}: {}, {time} of engine time", name(&trial.setting), what(trial));
         if let Some((value, best)) = best.and_then(|best| Some((best.value()?, best))) {
-            line += &format!("; best {} ({})", number(value), name(&best.setting));
+            // Its name was in the line of its own trial.
+            let is_this = best.setting == trial.setting && trial.effort != Effort::Confirm;
+            line += &if is_this { "; the best so far".to_owned() } else { format!("; best {}", number(value)) };
         }
         if let Some(left) = self.left(elapsed).filter(|left| trial.effort != Effort::Confirm && !left.is_zero()) {
             line += &format!("; at most about {} left", minutes(left.as_secs_f64()));
@@ -111,9 +114,4 @@ fn shortened(reason: &str) -> String {
     let cut: String = line.chars().take(REASON).collect();
     let whole = cut.rsplit_once(' ').map_or(cut.as_str(), |(whole, _)| whole);
     format!("{} ..", whole.trim_end_matches([',', ';', ':', '.']))
-}
-
-/// A time in words: seconds below two minutes.
-fn minutes(seconds: f64) -> String {
-    if seconds < 120.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
 }

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::lab::Scenario;
 use crate::pool::Phase;
 use crate::serve::{Running, Source, start};
+use crate::telemetry::log;
 use crate::tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
 use tokio::time::{Instant, sleep};
 
@@ -47,6 +48,11 @@ pub(super) fn tuned(
     shown: &mut Shown,
 ) -> Result<Report, Ended> {
     raise_file_limit();
+    // Warnings about engines, such as one whose program does not answer. Without them the tuning
+    // goes on.
+    if let Err(error) = log::init_warnings("sluice_fleet") {
+        eprintln!("warnings of engines are not shown: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let mut stop = StopSignals::listen()?;

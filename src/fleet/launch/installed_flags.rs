@@ -1,10 +1,12 @@
 //! The flags of the installed vLLM, read once from its `--help=all`.
 //!
-//! vLLM takes 5 to 30 s to print its help, since it imports everything first. The result is kept in memory and in a file
-//! whose name depends on the program's path, size and modification time, the vLLM packages installed beside it and the words
-//! before the flags, so the help is read again after an upgrade, even in place. A program without a usable help text (a
-//! wrapper script, fewer than [`FLAGS_MIN`] flags, no output within [`HELP_TIMEOUT`]) is not run again until it changes; its
-//! flags are then checked by type and value only.
+//! vLLM takes 5 to 30 s to print its help, since it imports everything first. The result is kept in
+//! memory and in a file whose name depends on the program's path, size and modification time, the
+//! vLLM packages installed beside it and the words before the flags, so the help is read again
+//! after an upgrade, even in place. A program without a usable help text (a wrapper script, fewer
+//! than [`FLAGS_MIN`] flags, no output within [`HELP_TIMEOUT`]) is not run again until it changes;
+//! its flags are then checked by type and value only. A program that is silent for [`HELP_NOTICE`]
+//! is named in the log, because a start, a check or a tuning waits for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,6 +29,8 @@ pub(crate) type InstalledFlags = BTreeMap<String, Vec<String>>;
 
 /// Longest wait for the help text: it took over 120 s on a machine with ten times more load than cores.
 const HELP_TIMEOUT: Duration = Duration::from_secs(300);
+/// A program that takes longer for its help text is named in the log.
+const HELP_NOTICE: Duration = Duration::from_secs(20);
 /// A help text with fewer flags is not that of vLLM.
 const FLAGS_MIN: usize = 30;
 
@@ -116,13 +120,35 @@ async fn run_help(program: &Path, words: &[String], launch: &Launch) -> Option<I
     // Wide, so that no list of names is wrapped.
     command.env("COLUMNS", "4000").env("NO_COLOR", "1");
     command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = timeout(HELP_TIMEOUT, command.output()).await.ok()?.ok()?;
+    let notice = || {
+        let program = program.display();
+        let waits = (HELP_TIMEOUT - HELP_NOTICE).as_secs();
+        tracing::warn!(
+            "{program} has not answered --help=all for {} s. It is waited for {waits} s more, and then its flags are checked by type \
+             and value only. A script has to pass its arguments on to vllm (\"$@\")",
+            HELP_NOTICE.as_secs()
+        );
+    };
+    let output = noticed(command.output(), HELP_NOTICE, notice);
+    let output = timeout(HELP_TIMEOUT, output).await.ok()?.ok()?;
     let known = parse(&String::from_utf8_lossy(&output.stdout));
     let understood = output.status.success() && known.len() >= FLAGS_MIN;
     if !understood {
         tracing::info!(program = %program.display(), flags = known.len(), "cannot read the program's flags from --help=all; flags are checked by type and value only");
     }
     understood.then_some(known)
+}
+
+/// Waits for `work`, and calls `notice` once when it has taken longer than `expected`.
+async fn noticed<T>(work: impl Future<Output = T>, expected: Duration, notice: impl FnOnce()) -> T {
+    let mut work = std::pin::pin!(work);
+    match timeout(expected, &mut work).await {
+        Ok(done) => done,
+        Err(_) => {
+            notice();
+            work.await
+        }
+    }
 }
 
 /// The long flags at the head of each entry: `  --model MODEL, -m MODEL   What it is`.
@@ -172,6 +198,19 @@ mod tests {
         assert!(known["parser"].is_empty() && known["help"].is_empty());
         for (name, choices) in known {
             assert_eq!(from_line(&format!("{name} {}", choices.join(","))), (name, choices));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_is_silent_is_named_once_and_waited_for() {
+        for (seconds, named) in [(19, 0), (21, 1), (200, 1)] {
+            let mut notices = 0;
+            let work = async {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                "help"
+            };
+            assert_eq!(noticed(work, HELP_NOTICE, || notices += 1).await, "help");
+            assert_eq!(notices, named, "after {seconds} s");
         }
     }
 

@@ -48,6 +48,18 @@ pub fn init(log: &Log) -> Result<(), LogError> {
     Ok(())
 }
 
+/// Sets up warnings of the modules `of` as lines on stderr, for a command that prints its own
+/// progress there. Once per process.
+pub fn init_warnings(of: &str) -> Result<(), LogError> {
+    let filter = match std::env::var(VARIABLE) {
+        Ok(directives) if !directives.trim().is_empty() => EnvFilter::try_new(directives)?,
+        _ => EnvFilter::try_new(format!("off,{of}=warn"))?,
+    };
+    let lines = fmt::layer().with_writer(std::io::stderr).without_time().with_target(false).with_ansi(false);
+    tracing_subscriber::registry().with(filter).with(lines).try_init()?;
+    Ok(())
+}
+
 /// The filter in force: `RUST_LOG` where it says something, else ours.
 fn filter(level: LogLevel, variable: Option<&str>) -> Result<EnvFilter, ParseError> {
     match variable {

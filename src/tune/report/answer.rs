@@ -1,13 +1,15 @@
 //! What came out of a tuning, in sentences.
 //!
-//! The winner with what was proven of it, the default beside it, the change with its interval, and what the change means. Where no
-//! setting can be used, the sentence names what is in the way: the objective that is missed, by how much and by which requests,
-//! or what the engine says when it does not start.
+//! First what to do: use the winner, or keep the defaults where they are as good ([`advised`]).
+//! Then what was measured of both, each number with the name of its quantity, and the change
+//! between them with its interval. Where no setting can be used, the sentence names what is in the
+//! way: the objective that is missed, by how much and by which requests, or what the engine says
+//! when it does not start.
 
 use crate::goal::{Goal, Objective};
 use crate::report::front;
-use crate::setting::name;
-use crate::trial::{Outcome, Range, Trial};
+use crate::setting::{Setting, name};
+use crate::trial::{Effort, Outcome, Range, Trial};
 use crate::tuner::{Comparison, Report};
 use sluice_core::stats::Verdict;
 use sluice_lab::table::number;
@@ -15,26 +17,64 @@ use sluice_lab::table::number;
 /// The sentences, one a line.
 pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     let Some(winner) = &report.winner else { return vec![why_none(report)] };
+    let mut lines = Vec::new();
+    if advised(report, goal).is_some_and(|setting| setting.is_empty()) {
+        lines.push(as_good(report, goal));
+    }
     if goal.against.is_some() {
-        let mut lines = front::lines(report, goal);
+        lines.extend(front::lines(report, goal));
         lines.push(format!("the best compromise, by the product of both: {}", name(&winner.setting)));
         lines.extend(ended_early(report));
         return lines;
     }
-    let mut lines = vec![format!("best: {}: {}", name(&winner.setting), value(winner, goal))];
-    match (&report.default, &report.comparison) {
-        (Some(default), comparison) => {
-            lines.push(format!("default: {}", value(default, goal)));
-            lines.extend(comparison.as_ref().map(|comparison| meaning(comparison, goal)));
+    let default = report.default.as_ref().map(|default| format!("defaults: {}", value(default, goal)));
+    let best = format!("best: {}: {}", name(&winner.setting), value(winner, goal));
+    // What to use comes first.
+    let both = if lines.is_empty() { [Some(best), default] } else { [default, Some(best)] };
+    lines.extend(both.into_iter().flatten());
+    match &report.comparison {
+        Some(comparison) if comparison.verdict == Verdict::Better => {
+            lines.push(format!("the gain over the defaults: {}", change(comparison, goal)));
         }
-        (None, _) if winner.setting.is_empty() => {
-            lines.push("the defaults are as good: no setting that was tried is better than them".to_owned());
-        }
-        (None, _) => lines.extend(default_is_unusable(report)),
+        Some(_) => {}
+        None => lines.extend(default_is_unusable(report)),
     }
     lines.extend(winner.notes.iter().map(|note| format!("with it, {note}")));
     lines.extend(ended_early(report));
     lines
+}
+
+/// The setting to use: the winner, or the defaults where it is not certainly better than them;
+/// `None` without a winner.
+pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
+    let winner = report.winner.as_ref()?;
+    let keep = match (&report.comparison, &report.default) {
+        _ if winner.setting.is_empty() => true,
+        (_, default) if goal.against.is_some() => default.is_some() && !front::gains(report, goal),
+        (Some(comparison), _) => comparison.verdict != Verdict::Better,
+        (None, _) => false,
+    };
+    Some(if keep { Setting::new() } else { winner.setting.clone() })
+}
+
+/// That the defaults are to be kept, and why.
+fn as_good(report: &Report, goal: &Goal) -> String {
+    if goal.against.is_some() {
+        return "the defaults are as good: keep them. No setting is certainly better than them in one of both"
+            .to_owned();
+    }
+    let Some(comparison) = report.comparison.as_ref() else {
+        return "the defaults are as good: keep them. No setting that was tried is better than them".to_owned();
+    };
+    let change = change(comparison, goal);
+    let margin = goal.margin * 100.0;
+    match comparison.verdict {
+        Verdict::Worse => format!("the defaults are better: keep them. With the best other setting {change}"),
+        Verdict::NoDifference => {
+            format!("the defaults are as good: keep them. With the best other setting {change}, within {margin:.0} %")
+        }
+        _ => format!("the defaults may be as good: keep them, or measure longer. With the best other setting {change}"),
+    }
 }
 
 fn ended_early(report: &Report) -> Option<String> {
@@ -42,28 +82,34 @@ fn ended_early(report: &Report) -> Option<String> {
     report.out_of_budget.then(|| text.to_owned())
 }
 
-/// The value of a confirmation, in the unit of the objective.
+/// The value of a confirmation, in the unit of the objective. An estimate and a certified rate are
+/// different quantities: the certified one is lower by its margins, and by the proofs that failed.
 fn value(trial: &Trial, goal: &Goal) -> String {
     match (&trial.outcome, &goal.objective) {
+        (Outcome::Measured { certified: Some(certified), .. }, _) if trial.effort == Effort::Script => {
+            let (rate, requests) = (number(certified.rate), certified.requests);
+            format!("{rate} requests/s by the rule of auto_tune.sh, from one run of {requests} requests; not confirmed")
+        }
         (Outcome::Measured { value, certified: Some(certified), .. }, Objective::Rate { .. }) => {
             let attainment = certified.attainment.value * 100.0;
             let (rate, proofs, requests) = (number(certified.rate), certified.proofs, certified.requests);
             format!(
-                "{rate} requests/s certified ({attainment:.2} % of {requests} requests within their objectives, {proofs} \
-                 proofs; the boundary is {})",
+                "{rate} requests/s certified ({attainment:.2} % of {requests} requests within their objectives; proofs that \
+                 were run: {proofs}); the highest rate is estimated at {}",
                 interval(value, 90)
             )
         }
         (Outcome::Measured { value, .. }, Objective::Rate { .. }) => {
-            format!("about {} requests/s, not certified", number(value.value))
+            format!("no rate is certified; the highest rate is estimated at {}", interval(value, 90))
         }
         (Outcome::Measured { value, .. }, Objective::Measure(measure)) => {
             format!("{measure} {} {}", interval(value, 95), measure.unit())
         }
-        (outcome, _) => format!("{outcome:?}"),
+        (outcome, _) => missed(outcome).unwrap_or_else(|| "no value, when it was measured again".to_owned()),
     }
 }
 
+/// A value with its interval.
 fn interval(range: &Range, percent: u32) -> String {
     match (range.low, range.high) {
         (Some(low), Some(high)) => {
@@ -73,20 +119,18 @@ fn interval(range: &Range, percent: u32) -> String {
     }
 }
 
-/// What a change means.
-fn meaning(comparison: &Comparison, goal: &Goal) -> String {
+/// What changes from the defaults to the winner, and by how much.
+fn change(comparison: &Comparison, goal: &Goal) -> String {
     let change = &comparison.change;
-    let [value, low, high] = [change.value, change.low, change.high].map(|share| format!("{:+.1} %", share * 100.0));
-    let range = format!("{value}, between {low} and {high}");
-    let margin = goal.margin * 100.0;
-    match comparison.verdict {
-        Verdict::Better => format!("the gain over the default: {range}"),
-        Verdict::NoDifference => format!("the defaults are as good: the change is {range}, within {margin:.0} %"),
-        Verdict::Worse => format!("the defaults are better: the change is {range}; keep them"),
-        Verdict::Undecided => {
-            format!("the defaults may be as good: the change is {range}; keep them, or measure longer")
-        }
-    }
+    let [value, low, high] = [change.value, change.low, change.high].map(|share| match share.is_finite() {
+        true => format!("{:+.1} %", share * 100.0),
+        false => "any value".to_owned(),
+    });
+    let (of, percent) = match &goal.objective {
+        Objective::Rate { .. } => ("the estimated highest rate".to_owned(), 90),
+        Objective::Measure(measure) => (measure.to_string(), 95),
+    };
+    format!("{of} changes by {value} (between {low} and {high} with {percent} %)")
 }
 
 /// Why the winner cannot be compared with the default.
@@ -94,10 +138,10 @@ fn default_is_unusable(report: &Report) -> Option<String> {
     // The last trial: the default may have failed only when it was measured again.
     let default = report.trials.iter().rfind(|trial| trial.setting.is_empty())?;
     match &default.outcome {
-        Outcome::Refused { reason, .. } => Some(format!("the default does not start: {reason}")),
-        Outcome::Unmet { .. } => Some(format!("the default meets no rate: {}", missed(&default.outcome)?)),
+        Outcome::Refused { reason, .. } => Some(format!("the defaults do not start: {reason}")),
+        Outcome::Unmet { .. } => Some(format!("the defaults meet no rate: {}", missed(&default.outcome)?)),
         Outcome::Lossy { measure } => {
-            Some(format!("the default cannot be used: so many requests fail that {measure} is one of theirs"))
+            Some(format!("the defaults cannot be used: so many requests fail that {measure} is one of theirs"))
         }
         _ => None,
     }

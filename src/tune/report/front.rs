@@ -21,23 +21,31 @@ pub fn lines(report: &Report, goal: &Goal) -> Vec<String> {
         count => format!("{count} settings are not beaten in both {own} and {other} by another one"),
     }];
     let default = report.default.as_ref();
-    let mut gains = false;
     for member in &report.front {
         let mut text = name(&member.setting);
         for (measure, runs, of) in [(own, member.runs(), runs_of as Runs), (other, &member.against[..], against_of)] {
             text += &format!("; {measure} {} {}", number(mean(runs)), measure.unit());
             if let Some(default) = default.filter(|_| !member.setting.is_empty()) {
                 let change = Change::of_pairs(of(default), runs, CONFIDENCE);
-                gains |= is_gain(&change, measure, goal.margin);
                 text += &format!(" ({})", percent(&change));
             }
         }
         lines.push(text);
     }
-    if default.is_some() && !gains {
-        lines.push("the defaults are as good: no setting is certainly better than them in one of both".to_owned());
-    }
     lines
+}
+
+/// Whether a member of the front is certainly better than the default in one of both measures.
+pub fn gains(report: &Report, goal: &Goal) -> bool {
+    let (Objective::Measure(own), Some(other), Some(default)) = (&goal.objective, &goal.against, &report.default)
+    else {
+        return false;
+    };
+    let others = || report.front.iter().filter(|member| !member.setting.is_empty());
+    let is_better = |measure: &Measure, of: Runs| {
+        others().any(|member| is_gain(&Change::of_pairs(of(default), of(member), CONFIDENCE), measure, goal.margin))
+    };
+    is_better(own, runs_of) || is_better(other, against_of)
 }
 
 type Runs = fn(&Trial) -> &[f64];

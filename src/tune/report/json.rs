@@ -1,11 +1,12 @@
 //! A tuning as JSON: the answer, the winner and the default, every trial, what was left out.
 //!
-//! Trials are those of the journal. Changes are shares: 0.1 is 10 % more.
+//! `advised` is the setting to use: empty where the defaults are as good, and then `use` and
+//! `patch` are, too. Trials are those of the journal. Changes are shares: 0.1 is 10 % more.
 
 use serde_json::{Value, json};
 
 use crate::goal::Goal;
-use crate::report::{answer, flags};
+use crate::report::{answer, flags, table};
 use crate::trial::Trial;
 use crate::tuner::Report;
 
@@ -23,14 +24,17 @@ pub fn json(report: &Report, goal: &Goal) -> Value {
             "verdict": format!("{:?}", comparison.verdict),
         })
     });
+    let advised = answer::advised(report, goal);
     json!({
         "objective": goal.label(),
         "answer": answer::answer(report, goal),
         "winner": confirmed(&report.winner),
         "default": confirmed(&report.default),
         "change": change,
-        "use": report.winner.as_ref().map(|winner| flags::lines(&winner.setting)),
-        "patch": report.winner.as_ref().map(|winner| flags::patch(&winner.setting)),
+        "engines": table::engines(report),
+        "advised": advised,
+        "use": advised.as_ref().map(flags::lines),
+        "patch": advised.as_ref().map(flags::patch),
         "settings": report.settings,
         "out_of_budget": report.out_of_budget,
         "front": report.front.iter().map(|trial| &trial.setting).collect::<Vec<_>>(),

@@ -6,7 +6,10 @@ pub mod front;
 pub mod predicted;
 pub mod answer;
 pub mod flags;
+pub mod names;
 pub mod table;
 pub mod json;
 pub mod result_txt;
 pub mod page;
+#[cfg(test)]
+mod tests;

@@ -1,45 +1,58 @@
 //! A tuning as a page of its own: the answer, every setting, and how the objective responds to each dimension.
 //!
-//! A dot is one setting with a value; settings that lost a race lie about where their value does. The page is that of `sluice bench`.
+//! A dot is one measured setting. A setting that lost its race has no value, so it has no dot. The
+//! page is that of `sluice bench`.
 
 use crate::goal::Goal;
 use crate::report::{answer, flags, predicted, table};
-use crate::search::score;
-use crate::setting::number;
-use crate::trial::{Outcome, Trial};
+use crate::setting::{Setting, number};
+use crate::trial::{Effort, Outcome, Trial};
 use crate::tuner::Report;
 use sluice_bench::report::sections::{Dots, Section, page as page_of};
 
 /// The HTML.
 pub fn page(title: &str, report: &Report, goal: &Goal) -> String {
     let answer = answer::answer(report, goal);
-    let uses = report.winner.as_ref().map(|winner| flags::lines(&winner.setting)).unwrap_or_default();
+    let uses = answer::advised(report, goal).map(|setting| flags::lines(&setting)).unwrap_or_default();
     let rows = answer.iter().chain(&uses).map(|line| vec![line.clone()]);
     let head = vec!["Answer".to_owned()];
     let mut sections = vec![Section {
         title: "Result".to_owned(),
-        note: [Some(table::cost(report)), predicted::agreement(report, goal)]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join(". "),
+        note: sentences([Some(table::cost(report)), predicted::agreement(report, goal)].into_iter().flatten()),
         rows: std::iter::once(head).chain(rows).collect(),
         ..Section::default()
     }];
+    let table = table::Table::of(report, goal);
+    let engines = format!("Engines are {}", table::engines(report));
     sections.push(Section {
         title: "Settings".to_owned(),
-        note: "The best first. Engines are simulated; values of the search are noisy, and the answer above is from loads of its own."
-            .to_owned(),
-        rows: table::rows(report, goal),
+        note: sentences(std::iter::once(engines).chain(table.legend)),
+        rows: std::iter::once(table.head).chain(table.rows).collect(),
         ..Section::default()
     });
+    let without = without_a_value(report);
+    let note = format!("One dot for each setting that was measured in full. {without} have no value and no dot.");
     sections.push(Section {
         title: "Responses".to_owned(),
-        note: "One dot for each setting: the value of the objective over a dimension.".to_owned(),
+        note: if without == 0 { "One dot for each setting.".to_owned() } else { note },
         dots: responses(report, goal),
         ..Section::default()
     });
     page_of("sluice tune", title, &[], &sections)
+}
+
+fn sentences(lines: impl Iterator<Item = String>) -> String {
+    lines.map(|line| line + ". ").collect::<String>().trim_end().to_owned()
+}
+
+/// Settings that were tried, of which no trial has a value.
+fn without_a_value(report: &Report) -> usize {
+    let mut tried: Vec<_> = report.trials.iter().map(|trial| &trial.setting).collect();
+    tried.sort_by_key(|setting| format!("{setting:?}"));
+    tried.dedup();
+    let has_value =
+        |setting: &Setting| report.trials.iter().any(|trial| trial.setting == *setting && trial.value().is_some());
+    tried.into_iter().filter(|setting| !has_value(setting)).count()
 }
 
 fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
@@ -47,21 +60,44 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
     keys.sort();
     keys.dedup();
     let of_key = |key: &String| {
-        let points = |measured: bool| {
-            let own = report.trials.iter().filter(|trial| trial.is_search() && is_measured(trial) == measured);
-            let point = |trial: &Trial| {
-                let x = trial.setting.get(key).and_then(number)?;
-                let score = score(trial, goal)?;
-                Some((x, if goal.score(2.0) > goal.score(1.0) { score.exp() } else { (-score).exp() }))
-            };
-            own.filter_map(point).collect::<Vec<_>>()
+        let points = |confirmed: bool| {
+            let own = report.trials.iter().filter(|trial| (trial.effort == Effort::Confirm) == confirmed);
+            own.filter_map(|trial| point(trial, key)).collect::<Vec<_>>()
         };
-        let series = vec![("measured".to_owned(), points(true)), ("not better".to_owned(), points(false))];
+        let series = vec![("search".to_owned(), points(false)), ("confirmed".to_owned(), points(true))];
         Dots { title: key.clone(), x: key.clone(), y: goal.label(), series, ..Dots::default() }
     };
     keys.into_iter().map(of_key).collect()
 }
 
-fn is_measured(trial: &Trial) -> bool {
-    matches!(trial.outcome, Outcome::Measured { .. })
+/// The value of a trial over the value of a key. A race that was lost has a guess at most, which is
+/// no value.
+fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
+    let Outcome::Measured { value, .. } = &trial.outcome else { return None };
+    Some((trial.setting.get(key).and_then(number)?, value.value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setting::value;
+    use crate::trial::Range;
+
+    #[test]
+    fn only_measured_settings_are_drawn() {
+        let setting: Setting = [("vllm.max-num-seqs".to_owned(), value("64"))].into();
+        let measured = Outcome::Measured {
+            value: Range { value: 18.4, low: None, high: None },
+            runs: Vec::new(),
+            certified: None,
+        };
+        let refused = Outcome::Refused { reason: "no room".to_owned(), foreseen: false };
+        for (outcome, drawn) in
+            [(measured, Some((64.0, 18.4))), (Outcome::Worse { guess: 18.4 }, None), (refused, None)]
+        {
+            let trial = Trial { outcome, ..Trial::new(&setting, Effort::Race(Some(18.4)), 1) };
+            assert_eq!(point(&trial, "vllm.max-num-seqs"), drawn, "{trial:?}");
+            assert_eq!(point(&trial, "vllm.max-model-len"), None);
+        }
+    }
 }

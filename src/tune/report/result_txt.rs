@@ -1,9 +1,12 @@
 //! A tuning as the `result.txt` of vLLM's `auto_tune.sh`, for programs that read it.
 //!
-//! A line for each setting of the two dimensions that was tried, then the best. A rate that was bracketed was not run itself, so there is no
-//! E2EL of it: `nan`. Throughput and goodput are that rate, at which the objectives hold.
+//! A line for each setting of the two dimensions that was tried, then the best; `default` where a
+//! flag is left alone, and for both flags where the defaults are as good. A rate that was bracketed
+//! was not run itself, so its E2EL is `unknown`. Throughput and goodput are that rate, at which the
+//! objectives hold. Without a best setting its values are 0, as the script writes them.
 
 use crate::goal::Goal;
+use crate::report::answer;
 use crate::search::best;
 use crate::setting::{Setting, shown};
 use crate::trial::{Outcome, Trial};
@@ -24,14 +27,16 @@ pub fn text(report: &Report, goal: &Goal) -> String {
             Outcome::Measured { value, certified, .. } => {
                 let rate = certified.map_or(value.value, |certified| certified.rate);
                 let value = value.value;
-                format!("{head}, request_rate: {rate}, e2el: nan, throughput: {value}, goodput: {value}\n")
+                format!("{head}, request_rate: {rate}, e2el: unknown, throughput: {value}, goodput: {value}\n")
             }
             Outcome::Starts => continue,
             _ => format!("{head} does not meet latency requirement\n"),
         };
     }
     let (mut seqs, mut tokens, mut throughput) = ("0".to_owned(), "0".to_owned(), 0.0);
-    let winner = report.winner.as_ref().or_else(|| best(&report.trials, goal));
+    let keep = answer::advised(report, goal).is_some_and(|setting| setting.is_empty());
+    let winner = report.default.as_ref().filter(|_| keep).or(report.winner.as_ref());
+    let winner = winner.or_else(|| best(&report.trials, goal));
     if let Some((winner, found)) = winner.and_then(|winner| Some((winner, winner.value()?))) {
         (seqs, tokens, throughput) = (value(&winner.setting, SEQS), value(&winner.setting, TOKENS), found);
     }
