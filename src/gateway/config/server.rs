@@ -184,7 +184,7 @@ table! {
         /// Share of requests that are written.
         pub sample: f64 = default("1.0").within("0", "1");
         /// Write the address that each client has connected from, as `client`. It is personal data in many places. Behind a
-        /// proxy it is the proxy's: the gateway does not read X-Forwarded-For, which anybody may send.
+        /// proxy it is the proxy's: the gateway does not read X-Forwarded-For, which any client may send.
         pub client_address: bool = default("false");
     }
 }

@@ -18,7 +18,7 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::ConnectError;
+use super::failure::ConnectError;
 use super::order::interleaved;
 use crate::config::limits;
 use crate::pool::Address;
@@ -244,7 +244,7 @@ impl<R: Resolve> Names<R> {
         }
     }
 
-    /// Asks the resolver, unless somebody has since the question at `seen`. The question goes on when this future is dropped.
+    /// Asks the resolver, unless another task has since the question at `seen`. The question goes on when this future is dropped.
     async fn ask(&self, name: &Arc<Name>, seen: Option<Instant>) {
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         let asking = tokio::spawn(async move {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::ConnectError;
+use super::failure::ConnectError;
 
 /// How long an attempt may be open before the next address is tried, too.
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);

@@ -1,7 +1,7 @@
 //! What becomes of a connection after a request, and who was at its other end.
 //!
 //! A refused client may still be sending its body. Closing the socket, or resetting the HTTP/2 stream, would make it lose the
-//! response, so that the rest of the body is read and dropped first, for at most [`LINGER`].
+//! response, so that the rest of the body is read and dropped first, for a time that [`LINGER`] bounds.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(super) async fn end(session: &mut ServerSession, linger: Duration) {
     }
 }
 
-/// Lets a client end its HTTP/2 stream after a complete response to a request whose body nobody read.
+/// Lets a client end its HTTP/2 stream after a complete response to a request whose body was not read.
 pub(super) async fn end_stream(session: &mut ServerSession) {
     if !session.is_body_done() && ClientHandle::of(session).is_none() {
         http2::linger(session, LINGER).await;

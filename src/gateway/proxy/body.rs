@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_LENGTH;
 use pingora::protocols::http::ServerSession;
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::clients::CountedBytes;
 
@@ -148,12 +148,13 @@ pub(super) async fn read(
     Ok(reading.counted.keep_buffer(body.buffer))
 }
 
-/// Reads the rest of a body and drops it, at most `most` bytes. Returns when the client has ended or reset it, too.
-pub(super) async fn discard(session: &mut ServerSession, most: usize) {
+/// Reads the rest of a body and drops it, at most `most` bytes. Returns when the client has ended or reset it, too, or sends
+/// nothing for `pause`.
+pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Duration) {
     let (mut received, mut yield_at) = (0, YIELD_AFTER);
     while received < most
         && !session.is_body_done()
-        && let Ok(Some(piece)) = session.read_request_body().await
+        && let Ok(Ok(Some(piece))) = timeout(pause, session.read_request_body()).await
     {
         received += piece.len();
         if received >= yield_at {

@@ -54,6 +54,8 @@ const SEND_BUFFER: usize = 32 << 10;
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
 /// Bytes of a refused body that a client may go on sending: more than `server.max_body` usually is. None of them is kept.
 const LINGER_BYTES: usize = 64 << 20;
+/// How long a client that goes on sending may take to end a refused body, in pauses that it may make.
+const LINGER_PAUSES: u32 = 4;
 /// How long a connection without requests may take to close after GOAWAY.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
@@ -176,11 +178,12 @@ async fn next_stream(
     }
 }
 
-/// Ends a stream whose response is complete. While the client still sends its body, the rest is read and dropped, for at most
-/// `time` and [`LINGER_BYTES`], as on HTTP/1.1. A stream that ends with its body unread is reset, and many clients drop the
-/// response that arrives with the reset.
-pub(super) async fn linger(session: &mut ServerSession, time: Duration) {
-    let _ = timeout(time, body::discard(session, LINGER_BYTES)).await;
+/// Ends a stream whose response is complete. While the client still sends its body, the rest is read and dropped: until the
+/// client pauses for `pause`, for at most [`LINGER_PAUSES`] times as long, and [`LINGER_BYTES`]. A stream that ends with its
+/// body unread is reset. Many clients drop the response that arrives with the reset, and some read no response before they
+/// have sent the whole body.
+pub(super) async fn linger(session: &mut ServerSession, pause: Duration) {
+    let _ = timeout(pause * LINGER_PAUSES, body::discard(session, LINGER_BYTES, pause)).await;
     deliver(session).await;
 }
 

@@ -85,7 +85,7 @@ async fn an_engine_that_refuses_the_gateway_s_key_is_left_out_with_a_reason_and_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_is_not_told_that_its_key_is_wrong_when_the_gateway_s_is() {
+async fn a_client_does_not_read_that_its_key_is_wrong_when_the_gateway_s_is() {
     let refusing = || vec![Script::Json(401, "{\"error\":\"Unauthorized\"}")];
     let test = with_own_keys(refusing(), refusing());
     let (client, record) = test.request(STREAM).await;

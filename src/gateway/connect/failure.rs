@@ -1,0 +1,55 @@
+//! Why no address of an engine could be connected to, in words that name the address and its cause.
+//!
+//! One address fails with its own error. Several fail with their number and the errors of the first [`NAMED_MAX`], so that a
+//! line of the log stays short for a name with a hundred addresses.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The host's name has no address, or no resolver answers.
+    #[error("cannot resolve {host}: {why}")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// The resolver's words.
+        why: String,
+    },
+    /// No process listens, or the host is unreachable.
+    #[error("{0}")]
+    Tcp(String),
+    /// One side refused the other's certificate, or what answers does not speak TLS.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// None of several addresses works.
+    #[error("none of {count} addresses works: {}", shown(.first))]
+    All {
+        /// How many were tried.
+        count: usize,
+        /// The first ones that failed.
+        first: Vec<(IpAddr, Box<ConnectError>)>,
+    },
+    /// The time limit has passed.
+    #[error("not established in time")]
+    Timeout,
+}
+
+/// Failures of addresses that an error names.
+const NAMED_MAX: usize = 4;
+
+fn shown(failures: &[(IpAddr, Box<ConnectError>)]) -> String {
+    let each: Vec<String> = failures.iter().map(|(ip, error)| format!("{ip}: {error}")).collect();
+    each.join("; ")
+}
+
+impl ConnectError {
+    pub(super) fn of(mut failures: Vec<(SocketAddr, Self)>) -> Self {
+        if failures.len() == 1 {
+            return failures.remove(0).1;
+        }
+        let count = failures.len();
+        let first = failures.into_iter().take(NAMED_MAX);
+        Self::All { count, first: first.map(|(address, error)| (address.ip(), Box::new(error))).collect() }
+    }
+}
