@@ -183,7 +183,7 @@ fn a_stream_is_complete_by_its_finish_reasons_whatever_stands_behind_them() {
 
 #[test]
 fn a_terminal_event_of_any_size_ends_a_stream_and_reports_its_usage() {
-    let big = "x \\\"}]{".repeat(2 << 20);
+    let big = "x \\\"}]{".repeat(300_000);
     for (kind, line) in [("completed", "\n\n"), ("incomplete", "\r\n\r\n"), ("completed", "\n"), ("completed", "")] {
         let event = format!(
             "event: response.{kind}\ndata: {{\"type\":\"response.{kind}\",\"response\":{{\"instructions\":\"{big}\",\"output\":[{{\"content\":[{{\"logprobs\":[1,2]}}]}},3],\"usage\":{{\"input_tokens\":9,\"output_tokens\":2}},\"tools\":[[\"{big}\"]]}}}}{line}"
