@@ -66,7 +66,7 @@ pub(super) struct Name {
     port: u16,
     state: Mutex<NameState>,
     /// Held while a question is open.
-    asking: tokio::sync::Mutex<()>,
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -136,7 +136,7 @@ impl NameState {
 
 impl Name {
     fn new(host: &str, port: u16) -> Self {
-        Self { host: host.to_owned(), port, state: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Self { host: host.to_owned(), port, state: Mutex::default(), asking: Arc::default() }
     }
 
     /// These addresses failed.
@@ -259,10 +259,11 @@ impl<R: Resolve> Names<R> {
     }
 
     fn ask_in_background(&self, name: &Arc<Name>) {
+        // A question that is open already will do. This one is open from now on: a caller whose addresses all fail waits for it.
+        let Ok(open) = Arc::clone(&name.asking).try_lock_owned() else { return };
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         tokio::spawn(async move {
-            // A question that is open already will do.
-            let Ok(_one) = name.asking.try_lock() else { return };
+            let _open = open;
             let answer = resolver.resolve(&name.host, name.port).await;
             name.state.lock().answer(answer, Instant::now());
         });
