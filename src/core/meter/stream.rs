@@ -156,7 +156,7 @@ impl StreamMeter {
         }
         tally.stats.done |= match tally.dialect {
             Dialect::Choices => memo.choices().have_finished(),
-            Dialect::Messages => tally.stats.finished,
+            Dialect::Messages | Dialect::Cohere => tally.stats.finished,
             Dialect::Responses => false,
         };
     }

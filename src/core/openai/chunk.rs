@@ -1,11 +1,12 @@
-//! Reads one event of a stream, in each of the three dialects.
+//! Reads one event of a stream, in each of the dialects.
 //!
 //! The meter needs to know of an event: does it carry output, a finish reason, usage, an error, or the end of the stream?
 //! Output is text, reasoning, a refusal or a tool call that is not empty, or a finish reason. A chunk
 //! with only a role or an empty delta is not output (the contract's definition of TTFT). All choices count alike.
 //!
 //! Dialects: `choices` (chat, completions and transcriptions differ only in where the text is), Responses (`response.*`
-//! events; the terminal one has the usage) and Messages (Anthropic: usage in `message_start` and `message_delta`).
+//! events; the terminal one has the usage), Messages (Anthropic: usage in `message_start` and `message_delta`) and Cohere
+//! (usage in `message-end`).
 //!
 //! The shapes that vLLM sends thousands of times in a row are matched by [`super::fast`]; everything else is scanned here.
 //! A property test checks that both give the same result. An event that cannot be read is `Other`: the gateway does not
@@ -125,7 +126,11 @@ impl EventReader {
                 if typed.name.is_empty() {
                     typed.name = String::from_utf8_lossy(name).into_owned();
                 }
-                if dialect == Dialect::Responses { typed.response() } else { typed.message() }
+                match dialect {
+                    Dialect::Responses => typed.response(),
+                    Dialect::Cohere => typed.cohere(),
+                    Dialect::Messages | Dialect::Choices => typed.message(),
+                }
             }
         }
     }
@@ -304,7 +309,7 @@ impl Typed {
     }
 }
 
-/// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages).
+/// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages, Cohere).
 fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
     if scanner.kind()? != JsonKind::Object {
         typed.filled |= is_filled(scanner)?;
@@ -313,7 +318,10 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
     scanner.object(|scanner, key| {
         match &*key.bytes() {
             b"text" | b"thinking" | b"partial_json" => typed.filled |= is_filled(scanner)?,
-            b"stop_reason" if scanner.kind()? == JsonKind::String => {
+            // Cohere's text, thinking, plan or tool call.
+            b"message" => typed.filled |= is_filled(scanner)?,
+            b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
+            b"stop_reason" | b"finish_reason" if scanner.kind()? == JsonKind::String => {
                 let reason = scanner.text()?.raw;
                 typed.stopped = (!reason.is_empty()).then(|| FinishReason::of(reason)).or(typed.stopped);
             }
@@ -369,6 +377,26 @@ impl Typed {
             "message_stop" => event(EventKind::Done, false),
             _ if self.name == "error" || self.error.is_some() => self.failed(),
             name if PINGS.contains(&name) => event(EventKind::Ping, false),
+            _ => StreamEvent::default(),
+        }
+    }
+
+    fn cohere(self) -> StreamEvent {
+        let usage = self.usage;
+        let mut answer = Answer::default();
+        if let Some(reason) = self.stopped {
+            answer.finished(reason);
+        }
+        let event = |kind, finish| StreamEvent { kind, finish, answer, usage, ..StreamEvent::default() };
+        match self.name.as_str() {
+            _ if self.error.is_some() => self.failed(),
+            "content-delta" | "tool-plan-delta" | "tool-call-start" | "tool-call-delta" if self.filled => {
+                event(EventKind::Content, false)
+            }
+            "message-end" => event(EventKind::Usage, true),
+            "message-start" => event(EventKind::Lifecycle, false),
+            "content-delta" | "tool-plan-delta" | "tool-call-delta" => event(EventKind::Empty, false),
+            name if name.ends_with("-start") || name.ends_with("-end") => event(EventKind::Part, false),
             _ => StreamEvent::default(),
         }
     }

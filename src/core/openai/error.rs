@@ -112,6 +112,11 @@ pub enum Refusal {
         /// The limit, bytes.
         limit: u64,
     },
+    /// 413: a compressed body becomes too many times larger.
+    BodyExpands {
+        /// How many times larger it may become.
+        times: u64,
+    },
     /// 415: a `Content-Encoding` that is not read here.
     EncodingNotSupported,
     /// 408: the body came too slowly.
@@ -124,6 +129,11 @@ pub enum Refusal {
     NoKey,
     /// 401: the key is not configured.
     BadKey,
+    /// 403: the preflight of a web page whose origin is not in `server.cors`.
+    OriginNotAllowed {
+        /// Its origin.
+        origin: String,
+    },
     /// 403: the key may not use this model.
     ModelForbidden {
         /// The requested model.
@@ -216,11 +226,15 @@ impl Refusal {
             Self::BodyTooLarge { limit } => {
                 with_message(413, INVALID, "body_too_large", format!("the body is over the limit of {limit} bytes"))
             }
+            Self::BodyExpands { times } => {
+                let message = format!("the body becomes more than {times} times larger when decoded; send it plain");
+                with_message(413, INVALID, "body_expands", message)
+            }
             Self::EncodingNotSupported => row(
                 415,
                 INVALID,
                 "content_encoding_not_supported",
-                "the body is encoded; send it without Content-Encoding",
+                "this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain",
             ),
             Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
             Self::HeaderTimeout => row(408, INVALID, "header_timeout", "the request headers did not arrive in time"),
@@ -232,6 +246,10 @@ impl Refusal {
                 "an API key is required; send 'Authorization: Bearer <key>'",
             ),
             Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not valid"),
+            Self::OriginNotAllowed { origin } => {
+                let message = format!("pages of '{}' may not use this gateway; add the origin to server.cors", shown(origin));
+                with_message(403, "permission_error", "origin_not_allowed", message)
+            }
             Self::ModelForbidden { model } => {
                 let message = format!("this API key may not use the model '{}'", shown(model));
                 with_message(403, "permission_error", "model_forbidden", message)
@@ -309,6 +327,11 @@ impl Refusal {
             Self::MethodNotAllowed { allow } => Some(allow),
             _ => None,
         }
+    }
+
+    /// The value of the `Accept-Encoding` header, on 415.
+    pub fn accept_encoding(&self) -> Option<&'static str> {
+        matches!(self, Self::EncodingNotSupported).then_some("gzip, zstd, deflate")
     }
 
     /// The JSON body.
@@ -402,91 +425,4 @@ impl From<super::RequestError> for Refusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::openai::LimitUnit;
-
-    fn all() -> Vec<Refusal> {
-        let shed = ShedReason::ALL.map(|reason| Refusal::Shed { reason, retry_after: 0 });
-        let rest = [
-            Refusal::BadRequest { message: "'n' must be an integer".into(), param: Some("n") },
-            Refusal::NoModel,
-            Refusal::ExceedsBackend(TooLarge { unit: LimitUnit::Sequences, wanted: u64::MAX, limit: u64::MAX }),
-            Refusal::ExceedsKey(TooLarge { unit: LimitUnit::Tokens, wanted: u64::MAX, limit: u64::MAX }),
-            Refusal::BodyTooLarge { limit: 7 },
-            Refusal::EncodingNotSupported,
-            Refusal::UnknownResponse { id: "r".repeat(999) },
-            Refusal::BodyTimeout,
-            Refusal::HeaderTimeout,
-            Refusal::HeadersTooLarge,
-            Refusal::NoKey,
-            Refusal::BadKey,
-            Refusal::ModelForbidden { model: "m\"".into() },
-            Refusal::UnknownModel { model: "x".repeat(999), valid: (0..30).map(|n| format!("m{n}")).collect() },
-            Refusal::UnknownRoute { hint: None },
-            Refusal::MethodNotAllowed { allow: "POST" },
-            Refusal::ExpectationFailed,
-            Refusal::KeyLimit { key: "team-a".into(), limit: KeyLimit::RequestRate(2), retry_after: 3 },
-            Refusal::UpgradeRefused,
-            Refusal::CodingNotSupported,
-            Refusal::UpstreamBusy { message: "the engine is full".into(), retry_after: 0 },
-            Refusal::UpstreamBroke,
-            Refusal::UpstreamRefusedGateway,
-            Refusal::UpstreamTimeout,
-            Refusal::Internal,
-        ];
-        shed.into_iter().chain(rest).collect()
-    }
-
-    #[test]
-    fn every_refusal_has_openai_s_shape_and_a_code_of_its_own() {
-        let mut codes = std::collections::HashSet::new();
-        for refusal in all() {
-            let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::OpenAi)).unwrap();
-            let error = body["error"].as_object().unwrap();
-            assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "message", "param", "type"]);
-            assert_eq!(error["code"], refusal.code());
-            assert!(codes.insert(refusal.code()), "{refusal:?}");
-            assert!((400..=599).contains(&refusal.status()));
-            assert!(error["message"].as_str().unwrap().len() < 400, "{refusal:?}");
-        }
-        let mut codes: Vec<&str> = codes.into_iter().collect();
-        codes.sort_unstable();
-        assert_eq!(codes, crate::openai::ERROR_CODES);
-    }
-
-    #[test]
-    fn every_refusal_has_anthropic_s_shape_too() {
-        for refusal in all() {
-            let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::Anthropic)).unwrap();
-            assert_eq!(body["type"], "error");
-            assert!(body["error"]["type"].is_string() && body["error"]["message"].is_string());
-        }
-    }
-
-    #[test]
-    fn retry_after_is_a_second_at_least_and_only_on_408_429_and_503() {
-        for refusal in all() {
-            assert_eq!(refusal.retry_after().is_some(), matches!(refusal.status(), 408 | 429 | 503), "{refusal:?}");
-            assert!(refusal.retry_after().is_none_or(|seconds| seconds >= 1));
-        }
-    }
-
-    #[test]
-    fn the_refusal_of_an_unknown_model_lists_at_most_twenty_names() {
-        let refusal = Refusal::UnknownModel { model: "x".into(), valid: (0..23).map(|n| format!("m{n}")).collect() };
-        let body: Value = serde_json::from_slice(&refusal.body(ErrorFormat::OpenAi)).unwrap();
-        let message = body["error"]["message"].as_str().unwrap();
-        assert!(message.contains("m19") && !message.contains("m20") && message.ends_with("and 3 more"), "{message}");
-    }
-
-    #[test]
-    fn a_stream_that_fails_ends_with_an_error_event() {
-        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamBroke, ErrorFormat::OpenAi)).unwrap();
-        let data = event.strip_prefix("\n\nevent: error\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
-        let value: Value = serde_json::from_str(data).unwrap();
-        assert_eq!(value["error"]["code"], "upstream_broke");
-        let event = String::from_utf8(sse_error_event(StreamFailure::UpstreamIdle, ErrorFormat::Anthropic)).unwrap();
-        assert!(event.contains(r#""type":"api_error""#), "{event}");
-    }
-}
+mod tests;

@@ -4,7 +4,8 @@
 //! about each code, and `tests/docs` keeps that complete.
 
 /// Every code, by the alphabet. The error event of a stream that breaks has one of them, too.
-pub const ERROR_CODES: [&str; 32] = [
+pub const ERROR_CODES: [&str; 34] = [
+    "body_expands",
     "body_memory_full",
     "body_timeout",
     "body_too_large",
@@ -24,6 +25,7 @@ pub const ERROR_CODES: [&str; 32] = [
     "model_missing",
     "model_not_found",
     "no_backend",
+    "origin_not_allowed",
     "queue_full",
     "queue_timeout",
     "rate_limit_exceeded",

@@ -15,6 +15,8 @@ pub enum Dialect {
     Responses,
     /// Anthropic Messages.
     Messages,
+    /// Cohere's chat: typed events like `content-delta`, ended by `message-end` and `[DONE]`.
+    Cohere,
 }
 
 impl Dialect {
@@ -23,6 +25,7 @@ impl Dialect {
         match route {
             Route::Responses | Route::StoredResponse | Route::CancelResponse => Self::Responses,
             Route::Messages => Self::Messages,
+            Route::CohereChat => Self::Cohere,
             _ => Self::Choices,
         }
     }

@@ -1,7 +1,7 @@
 //! The bytes of OpenAI-compatible requests and responses: read once, without trees, and edited in place.
 //!
 //! [`route`] served paths · [`scan`] pull scanner over JSON · [`request`], [`request_error`] the fields of a request ·
-//! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes ·
+//! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes · [`invocation`] SageMaker's path ·
 //! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
 //! it · [`condense`], [`long_event`] read documents and events of any size piece by piece · [`choices`] which of them are open ·
 //! [`response`] usage and error of a whole response · [`error`] the table from refusals to HTTP,
@@ -21,6 +21,7 @@ mod error_codes;
 pub mod error;
 pub mod event;
 mod fast;
+pub mod invocation;
 pub mod multipart;
 pub mod prompt;
 pub mod prefix;

@@ -46,7 +46,7 @@ pub fn member<S: PromptSink>(
             return Ok(true);
         }
         Field::Messages | Field::Batch | Field::Ids => kind == JsonKind::Array,
-        Field::Content | Field::Raw => true,
+        Field::Content | Field::Raw | Field::Questions | Field::Media => true,
         Field::Prompts | Field::Tensors => !matches!(kind, JsonKind::Number | JsonKind::Bool),
     };
     if !fits {
@@ -60,6 +60,8 @@ pub fn member<S: PromptSink>(
         // Of several lists the longest counts, in whatever order the members come.
         Field::Ids | Field::Prompts => *prompts = prompt_list(scanner, sink)?.max(*prompts),
         Field::Batch => *prompts = batch(scanner, sink)?.max(*prompts),
+        Field::Questions => *prompts = questions(scanner, sink)?.max(*prompts),
+        Field::Media => media(scanner, sink)?,
         Field::Tensors => *prompts = tensors(scanner, sink)?.max(*prompts),
     }
     Ok(true)
@@ -149,20 +151,34 @@ enum Field {
     Tensors,
     /// JSON that a template renders.
     Raw,
+    /// Questions by their names, each a prompt of its own.
+    Questions,
+    /// A list of images, recordings or videos.
+    Media,
 }
 
 fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
-    use Field::{Batch, Content, Ids, Messages, Prompts, Raw, Tensors};
+    use Field::{Batch, Content, Ids, Media, Messages, Prompts, Questions, Raw, Tensors};
     let found = match key {
         b"messages" => ("messages", if route == Route::ChatBatch { Batch } else { Messages }),
+        b"texts" => ("texts", Prompts),
+        b"images" => ("images", Media),
+        b"audio" => ("audio", Media),
+        b"videos" => ("videos", Media),
+        b"inputs" => ("inputs", Prompts),
+        b"state" => ("state", Raw),
+        b"questions" => ("questions", Questions),
         b"prompt_embeds" => ("prompt_embeds", Tensors),
         b"prompt" => ("prompt", Prompts),
-        b"input" => ("input", if route == Route::Responses { Content } else { Prompts }),
+        b"input" => (
+            "input",
+            if matches!(route, Route::Responses | Route::ResponseTokens) { Content } else { Prompts },
+        ),
         b"system" => ("system", Content),
         b"instructions" => ("instructions", Content),
-        b"query" => ("query", Content),
+        b"query" => ("query", if route == Route::GenerativeScoring { Prompts } else { Content }),
         b"queries" => ("queries", Prompts),
-        b"documents" => ("documents", if route == Route::ChatCompletions { Raw } else { Prompts }),
+        b"documents" => ("documents", if route == Route::Rerank || route == Route::Score { Prompts } else { Raw }),
         b"items" => ("items", Prompts),
         b"text_1" => ("text_1", Prompts),
         b"text_2" => ("text_2", Prompts),
@@ -178,13 +194,21 @@ fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
         Route::ChatBatch => &["messages"],
         Route::Completions => &["prompt", "prompt_embeds"],
         Route::Embeddings | Route::Pooling | Route::Classify => &["input", "messages"],
-        Route::Responses => &["input", "instructions", "tools"],
+        Route::Responses | Route::ResponseTokens => &["input", "instructions", "tools"],
         Route::Messages | Route::CountTokens => &["messages", "system", "tools"],
         Route::Tokenize => &["prompt", "messages", "tools"],
         Route::Detokenize => &["tokens"],
         Route::Rerank => &["query", "documents"],
+        Route::CohereChat => &["messages", "tools", "documents"],
+        Route::CohereEmbed => &["texts", "images", "inputs"],
+        Route::GenerativeScoring => &["query", "items"],
+        Route::Decisions => &["state", "questions", "instructions", "images", "audio", "videos"],
         Route::Score => &["text_1", "text_2", "queries", "documents", "items", "data_1", "data_2", "query"],
-        Route::StoredResponse | Route::CancelResponse | Route::Transcriptions | Route::Translations => &[],
+        Route::StoredResponse
+        | Route::CancelResponse
+        | Route::Transcriptions
+        | Route::Translations
+        | Route::Invocations => &[],
     };
     names.contains(&found.0).then_some(found)
 }
@@ -193,6 +217,34 @@ fn messages<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<()
     scanner.array(|scanner| {
         sink.message();
         content(scanner, sink)
+    })?;
+    Ok(())
+}
+
+/// Questions; returns how many.
+fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
+    if scanner.kind()? != JsonKind::Object {
+        return raw(scanner, sink).map(|()| 1);
+    }
+    let mut count = 0u32;
+    scanner.object(|scanner, _| {
+        count = count.saturating_add(1);
+        raw(scanner, sink)
+    })?;
+    Ok(count.max(1))
+}
+
+/// Media, one or a list.
+fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
+    if scanner.kind()? != JsonKind::Array {
+        scanner.skip()?;
+        sink.media();
+        return Ok(());
+    }
+    scanner.array(|scanner| {
+        scanner.skip()?;
+        sink.media();
+        Ok::<_, RequestError>(())
     })?;
     Ok(())
 }

@@ -148,11 +148,11 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     let mut view = RequestView::empty(route);
     let mut limits = Limits::default();
     view.edits = EditPoints::json(scanner.position() + 1);
-    let mut single = TextShape::default();
+    let (mut single, mut single_ids) = (TextShape::default(), 0u64);
     scanner.object(|scanner, key| {
         view.edits.saw_member();
         let key = key.bytes();
-        let (before, mut prompts) = (view.shape.text, 1);
+        let (before, before_ids, mut prompts) = (view.shape.text, view.shape.token_ids, 1);
         scanner.kind()?;
         let start = scanner.position();
         let is_prompt = prompt::member(scanner, route, &key, &mut view.shape, &mut prompts)?;
@@ -161,6 +161,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         } else {
             if prompts == 1 {
                 single.add(view.shape.text.since(before));
+                single_ids += view.shape.token_ids - before_ids;
             }
             view.prompts = view.prompts.max(prompts);
             view.prompt_start.get_or_insert(start);
@@ -171,9 +172,11 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     scanner.end()?;
     // An engine that does not stream on this route ignores the field.
     view.stream &= route.streams() || !route.generates();
-    if matches!(route, Route::Rerank | Route::Score) {
-        // One text against many: a cross-encoder reads it with each of them.
-        view.shape.text.add(single.times(u64::from(view.prompts - 1)));
+    if matches!(route, Route::Rerank | Route::Score | Route::GenerativeScoring | Route::Decisions) {
+        // One text against many: the engine reads it with each of them.
+        let others = u64::from(view.prompts - 1);
+        view.shape.text.add(single.times(others));
+        view.shape.token_ids = view.shape.token_ids.saturating_add(single_ids.saturating_mul(others));
     }
     view.max_output = match route {
         Route::Responses => limits.max_output_tokens,

@@ -41,6 +41,11 @@ pub enum RequestError {
         /// What is accepted.
         expected: &'static str,
     },
+    /// A body for `/invocations` that is no request of any route.
+    #[error(
+        "the body does not say what is asked; send messages, prompt, input, query and documents, or text_1 and text_2"
+    )]
+    NoInvocation,
     /// A form that is broken, or that parsers read differently.
     #[error("the form is refused: {why}; write it as `curl --form` does, each field once")]
     NotAForm {

@@ -44,9 +44,9 @@ impl FinishReason {
     /// The reason by its name in any dialect.
     pub(super) fn of(name: &[u8]) -> Self {
         match name {
-            b"stop" | b"end_turn" | b"stop_sequence" | b"completed" => Self::Stop,
-            b"length" | b"max_tokens" | b"max_output_tokens" => Self::Length,
-            b"tool_calls" | b"function_call" | b"tool_use" => Self::ToolCalls,
+            b"stop" | b"end_turn" | b"stop_sequence" | b"completed" | b"COMPLETE" | b"STOP_SEQUENCE" => Self::Stop,
+            b"length" | b"max_tokens" | b"max_output_tokens" | b"MAX_TOKENS" => Self::Length,
+            b"tool_calls" | b"function_call" | b"tool_use" | b"TOOL_CALL" => Self::ToolCalls,
             b"content_filter" | b"refusal" => Self::ContentFilter,
             _ => Self::Other,
         }
@@ -164,7 +164,7 @@ impl ResponseReader {
                 }
                 b"error" => summary.error = error(scanner)?,
                 b"choices" if scanner.kind()? == JsonKind::Array => *aborted |= choices(scanner, &mut summary.answer)?,
-                b"stop_reason" if scanner.kind()? == JsonKind::String => {
+                b"stop_reason" | b"finish_reason" if scanner.kind()? == JsonKind::String => {
                     summary.answer.finished(FinishReason::of(scanner.text()?.raw));
                 }
                 key => flat.member(scanner, key)?,
@@ -247,6 +247,11 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
             }
             b"cache_creation_input_tokens" => left_out = left_out.saturating_add(count(scanner)?.unwrap_or(0)),
             b"total_tokens" => total = count(scanner)?,
+            // Cohere's: the tokens themselves, or those that are billed.
+            b"tokens" | b"billed_units" if scanner.kind()? == JsonKind::Object => {
+                found.update(usage(scanner)?.unwrap_or_default());
+            }
+            b"cached_tokens" => found.cached = count(scanner)?.or(found.cached),
             b"prompt_tokens_details" | b"input_tokens_details" => found.cached = cached(scanner)?.or(found.cached),
             _ => drop(scanner.skip()?),
         }
@@ -332,7 +337,9 @@ fn count(scanner: &mut Scanner<'_>) -> Result<Option<u64>, ScanError> {
         scanner.skip()?;
         return Ok(None);
     }
-    Ok(digits(scanner.number()?))
+    // Cohere's counts are written as 5.0.
+    let number = scanner.number()?;
+    Ok(digits(number.split(|byte| *byte == b'.').next().unwrap_or_default()))
 }
 
 fn code(scanner: &mut Scanner<'_>) -> Result<Option<u16>, ScanError> {
@@ -390,6 +397,8 @@ mod tests {
         assert_eq!(of(r#"{"usage":{"output_tokens":5,"cache_read_input_tokens":3}}"#), full(None, Some(5), Some(3)));
         assert_eq!(of(r#"{"usage":{"total_tokens":11}}"#), full(Some(11), None, None));
         assert_eq!(of(r#"{"meta":{"billed_units":{"input_tokens":4}}}"#), full(Some(4), None, None));
+        let cohere = r#"{"usage":{"billed_units":{"input_tokens":5.0},"tokens":{"input_tokens":7.0,"output_tokens":2.0}}}"#;
+        assert_eq!(of(cohere), full(Some(7), Some(2), None));
         assert_eq!(of(r#"{"usage":null}"#), None);
         assert_eq!(of(r#"{"usage":{"prompt_tokens":"x"}}"#), None);
         assert_eq!(of("[1,2"), None);

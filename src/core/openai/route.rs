@@ -2,20 +2,26 @@
 //!
 //! Every other path gets a 404, which keeps the engine's control routes (`/sleep`, `/collective_rpc`,
 //! `/v1/load_lora_adapter`, ...) out of reach: no rule forwards a path because it starts with `/v1`. vLLM's two spellings
-//! of rerank and score are one route each. Matching is exact: no trailing slash, no case folding, no percent decoding,
-//! because vLLM does none of that for these paths and a second spelling would bypass the table.
+//! of rerank and score are one route each. Matching is exact, without case folding or percent decoding. Slashes that a client's
+//! joined URLs have too many are removed first ([`canonical`]), and the engine gets the path without them: vLLM redirects
+//! `/v1/completions/` with a 307, after which many clients do not send the body again, and nginx merges `//`.
 //!
 //! | vLLM 0.32 | here |
 //! |---|---|
 //! | chat, completions, responses, messages, transcriptions, translations, `/v1/chat/completions/batch` | served, generates |
-//! | embeddings, pooling, classify, score, rerank, tokenize, detokenize, `/v1/messages/count_tokens` | served, generates nothing |
+//! | embeddings, pooling, classify, score, rerank, tokenize, detokenize, `/v1/messages/count_tokens`, `/v2/embed` | served, generates nothing |
+//! | `/generative_scoring`, `/v1/systemone`, `/v1/decisions` (0.33) | served; reads probabilities after prompts, so nothing is generated |
+//! | `/cohere/v2/chat` | served, generates; vLLM has it with `VLLM_ENABLE_COHERE_API` |
+//! | `/invocations` | served as what its body is ([`invocation`](super::invocation)) |
+//! | `/v1/responses/input_tokens` (OpenAI; not in vLLM 0.33) | served, generates nothing |
 //! | `/v1/responses/{id}`, `/v1/responses/{id}/cancel` | served by the backend that made the response |
-//! | `*/render`, `*/derender`, `/inference/v1/*`, `/cohere/v2/chat`, `/v2/embed`, `/generative_scoring`, `/v1/systemone` | no: behind flags of the engine, or without clients |
+//! | `*/render`, `*/derender`, `/inference/v1/*` | no: behind flags of the engine, or without clients |
 //! | `/v1/realtime` | no: a WebSocket |
 //! | everything else | no: control of the engine |
 //!
-//! Not here: `/v1/models`, `/health` and `/ready`, which the gateway serves itself.
+//! Not here: `/v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/ping`, which the gateway serves itself.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::error::ErrorFormat;
@@ -60,11 +66,23 @@ pub enum Route {
     Transcriptions,
     /// `/v1/audio/translations` (multipart)
     Translations,
+    /// `/v1/responses/input_tokens`
+    ResponseTokens,
+    /// `/cohere/v2/chat` (Cohere's shape)
+    CohereChat,
+    /// `/v2/embed` (Cohere's shape)
+    CohereEmbed,
+    /// `/generative_scoring`: one prompt per item, of which the engine returns probabilities of given tokens
+    GenerativeScoring,
+    /// `/v1/decisions`, `/v1/systemone`: one prompt per question
+    Decisions,
+    /// `/invocations` (SageMaker): any of the other routes, by its body
+    Invocations,
 }
 
 impl Route {
     /// Every route, in the order of declaration.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 23] = [
         Self::ChatCompletions,
         Self::ChatBatch,
         Self::Completions,
@@ -82,6 +100,12 @@ impl Route {
         Self::Classify,
         Self::Transcriptions,
         Self::Translations,
+        Self::ResponseTokens,
+        Self::CohereChat,
+        Self::CohereEmbed,
+        Self::GenerativeScoring,
+        Self::Decisions,
+        Self::Invocations,
     ];
 
     /// The route of `path`, which must come without its query string.
@@ -102,6 +126,12 @@ impl Route {
             "/classify" => Self::Classify,
             "/v1/audio/transcriptions" => Self::Transcriptions,
             "/v1/audio/translations" => Self::Translations,
+            "/v1/responses/input_tokens" => Self::ResponseTokens,
+            "/cohere/v2/chat" => Self::CohereChat,
+            "/v2/embed" => Self::CohereEmbed,
+            "/generative_scoring" => Self::GenerativeScoring,
+            "/v1/decisions" | "/v1/systemone" => Self::Decisions,
+            "/invocations" => Self::Invocations,
             _ => {
                 let (_, route) = stored_response(path)?;
                 route
@@ -147,6 +177,12 @@ impl Route {
             Self::Classify => "classify",
             Self::Transcriptions => "transcriptions",
             Self::Translations => "translations",
+            Self::ResponseTokens => "response_tokens",
+            Self::CohereChat => "cohere_chat",
+            Self::CohereEmbed => "cohere_embed",
+            Self::GenerativeScoring => "generative_scoring",
+            Self::Decisions => "decisions",
+            Self::Invocations => "invocations",
         }
     }
 
@@ -161,6 +197,7 @@ impl Route {
                 | Self::Messages
                 | Self::Transcriptions
                 | Self::Translations
+                | Self::CohereChat
         )
     }
 
@@ -187,6 +224,23 @@ impl Route {
     pub const fn has_stream_options(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions)
     }
+}
+
+/// A path, which may have a query, with single slashes and none at its end.
+pub fn canonical(path: &str) -> Cow<'_, str> {
+    let (bare, query) = path.split_at(path.find('?').unwrap_or(path.len()));
+    if !bare.contains("//") && (bare.len() < 2 || !bare.ends_with('/')) {
+        return Cow::Borrowed(path);
+    }
+    let mut merged = String::with_capacity(path.len());
+    for part in bare.split('/').filter(|part| !part.is_empty()) {
+        merged.extend(["/", part]);
+    }
+    if merged.is_empty() {
+        merged.push('/');
+    }
+    merged.push_str(query);
+    Cow::Owned(merged)
 }
 
 /// The id in the path of a stored response, and the route. Ids are letters, digits, `_` and `-`: nothing in them can be
@@ -224,12 +278,29 @@ mod tests {
     }
 
     #[test]
+    fn slashes_that_are_too_many_are_removed_from_the_path_only() {
+        for (path, canonical_path) in [
+            ("/v1/completions", "/v1/completions"),
+            ("/v1/completions/", "/v1/completions"),
+            ("/v1//completions///?a=//b/", "/v1/completions?a=//b/"),
+            ("//v1/completions", "/v1/completions"),
+            ("/v1/completions?a=/", "/v1/completions?a=/"),
+            ("/", "/"),
+            ("//", "/"),
+            ("", ""),
+            ("/..//v1/completions/", "/../v1/completions"),
+        ] {
+            assert_eq!(canonical(path), canonical_path);
+        }
+    }
+
+    #[test]
     fn control_routes_and_other_spellings_are_not_served() {
         for path in [
             "/v1/load_lora_adapter",
             "/sleep",
             "/collective_rpc",
-            "/invocations",
+            "/invocations/x",
             "/v1/chat/completions/",
             "//v1/chat/completions",
             "/V1/completions",

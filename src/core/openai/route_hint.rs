@@ -11,7 +11,7 @@ const REACH: usize = 3;
 const LONGEST: usize = 64;
 
 /// Paths of the client port, by their usual spelling.
-pub const PATHS: [&str; 18] = [
+pub const PATHS: [&str; 24] = [
     "/v1/chat/completions",
     "/v1/chat/completions/batch",
     "/v1/completions",
@@ -28,6 +28,12 @@ pub const PATHS: [&str; 18] = [
     "/detokenize",
     "/pooling",
     "/classify",
+    "/v1/responses/input_tokens",
+    "/cohere/v2/chat",
+    "/v2/embed",
+    "/generative_scoring",
+    "/v1/decisions",
+    "/invocations",
     "/health",
     "/ready",
 ];

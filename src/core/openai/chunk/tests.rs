@@ -185,6 +185,30 @@ fn what_only_keeps_a_connection_alive_or_announces_a_response_is_no_progress() {
 }
 
 #[test]
+fn cohere_s_events_are_understood() {
+    let of = |data: &str| read(Dialect::Cohere, format!("data: {data}\n\n").as_bytes());
+    let text = r#"{"type":"content-delta","index":0,"delta":{"message":{"content":{"text":"a"}}}}"#;
+    let call = r#"{"type":"tool-call-start","index":0,"delta":{"message":{"tool_calls":{"id":"x"}}}}"#;
+    for (data, kind) in [
+        (r#"{"type":"message-start","id":"x","delta":{"message":{"role":"assistant"}}}"#, EventKind::Lifecycle),
+        (r#"{"type":"content-start","index":0,"delta":{"message":{"content":{"type":"text"}}}}"#, EventKind::Part),
+        (text, EventKind::Content),
+        (call, EventKind::Content),
+        (r#"{"type":"content-end","index":0}"#, EventKind::Part),
+        ("[DONE]", EventKind::Done),
+        (r#"{"message":"no type"}"#, EventKind::Other),
+    ] {
+        assert_eq!(of(data).kind, kind, "{data}");
+    }
+    let end = of(
+        r#"{"type":"message-end","delta":{"finish_reason":"MAX_TOKENS","usage":{"billed_units":{"input_tokens":5.0,"output_tokens":3.0},"tokens":{"input_tokens":7.0,"output_tokens":3.0},"cached_tokens":2.0}}}"#,
+    );
+    let usage = TokenUsage { prompt: Some(7), completion: Some(3), cached: Some(2) };
+    assert_eq!((end.kind, end.finish, end.usage), (EventKind::Usage, true, Some(usage)));
+    assert_eq!(end.answer.finish, Some(FinishReason::Length));
+}
+
+#[test]
 fn cutting_usage_leaves_valid_json_without_it() {
     for (json, want) in [
         (r#"{"id":"x","usage":{"a":1}}"#, r#"{"id":"x"}"#),

@@ -85,6 +85,12 @@ fn every_route_finds_its_prompt() {
         (Route::Rerank, r#"{"query":"ab","documents":[{"text":"cde"}]}"#),
         (Route::Score, r#"{"text_1":"ab","text_2":["cde"]}"#),
         (Route::ChatCompletions, r#"{"messages":[],"tools":["x"]}"#),
+        (Route::ResponseTokens, r#"{"instructions":"ab","input":"cde","prompt":"no"}"#),
+        (Route::CohereChat, r#"{"messages":[{"role":"user","content":"a"}],"documents":["b"]}"#),
+        (Route::CohereEmbed, r#"{"texts":["abc","de"],"input_type":"search_query","truncate":"END"}"#),
+        (Route::CohereEmbed, r#"{"inputs":[{"content":[{"type":"text","text":"abcde"}]}],"images":["data:x"]}"#),
+        (Route::GenerativeScoring, r#"{"query":"ab","items":["cde"],"label_token_ids":[1,2]}"#),
+        (Route::Decisions, r#"{"state":"a","questions":{"q":7},"instructions":"b","images":["x"]}"#),
     ];
     for (route, body) in cases {
         assert_eq!(characters(route, body), 5, "{route}");
@@ -374,6 +380,31 @@ fn a_query_is_read_with_each_of_its_documents() {
     assert_eq!(characters(Route::Score, r#"{"text_1":"abcd","text_2":["e","f","g"]}"#), 3 * 4 + 3);
     assert_eq!(characters(Route::Score, r#"{"text_1":["ab","cd"],"text_2":["e","f"]}"#), 4 + 2);
     assert_eq!(characters(Route::Embeddings, r#"{"input":["ab","cd"]}"#), 4);
+    let scored = |body: &str| read(Route::GenerativeScoring, body.as_bytes()).unwrap();
+    assert_eq!(characters(Route::GenerativeScoring, r#"{"query":"abcd","items":["e","f","g"]}"#), 3 * 4 + 3);
+    assert_eq!(scored(r#"{"items":[[1],[2],[3,4]],"query":[5,6,7]}"#).shape.token_ids, 3 * 3 + 4);
+    let asked = r#"{"state":{"a":"bcd"},"questions":{"x":{"type":"bool"},"y":{"type":"bool"}}}"#;
+    let once = r#"{"state":{"a":"bcd"},"questions":{"x":{"type":"bool"}}}"#;
+    let question = r#"{"type":"bool"}"#.len();
+    let state = characters(Route::Decisions, once) - question as u64;
+    assert_eq!(characters(Route::Decisions, asked), 2 * (state + question as u64), "the state is read for each question");
+    assert_eq!(read(Route::Decisions, asked.as_bytes()).unwrap().prompts, 2);
+}
+
+#[test]
+fn fields_of_newer_engines_pass() {
+    // vLLM 0.33, on chat and responses.
+    for (route, body) in [
+        (Route::ChatCompletions, r#"{"model":"m","messages":[],"return_weight_versions":true}"#),
+        (Route::Completions, r#"{"model":"m","prompt":"x","return_weight_versions":false}"#),
+        (
+            Route::Responses,
+            r#"{"model":"m","input":"x","prompt_cache_options":{"a":1},"prompt_cache_retention":"24h","safety_identifier":"s","spaces_between_special_tokens":true}"#,
+        ),
+        (Route::Decisions, r#"{"model":"m","state":{},"questions":{},"of_the_future":[1,{"a":null}]}"#),
+    ] {
+        assert_eq!(read(route, body.as_bytes()).unwrap().model.as_deref(), Some("m"), "{body}");
+    }
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn attempt(
 /// The operation of a route, in the words of the conventions where they have one.
 fn operation(route: Route) -> &'static str {
     match route {
-        Route::ChatCompletions | Route::ChatBatch | Route::Responses | Route::Messages => "chat",
+        Route::ChatCompletions | Route::ChatBatch | Route::Responses | Route::Messages | Route::CohereChat => "chat",
         Route::Completions => "text_completion",
         other => other.label(),
     }
