@@ -1,4 +1,4 @@
-//! Routes that the gateway serves itself: `/ready` and `/v1/models`.
+//! What the gateway says of itself to clients: `/ready`, `/ping`, `/v1/models` and `/v1/models/{id}`.
 //!
 //! `/ready` is 200 while a pool has a backend in rotation, or holds requests until an engine is started. Replicas share their
 //! engines: if one pool without a backend were enough, all replicas would leave the load balancer at once, and requests for the
@@ -44,7 +44,21 @@ impl LocalRoutes for ModelList {
     /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend
     /// reports yet, get a generated card. Names that this client may not use are left out.
     fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
-        let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
+        let cards = self.cards(routing, key);
+        let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
+        Bytes::from(format!(r#"{{"object":"list","data":[{}]}}"#, data.join(",")))
+    }
+
+    fn model(&self, routing: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Option<Bytes> {
+        let card = self.cards(routing, key).into_iter().find(|(id, _)| id == name);
+        card.map(|(_, json)| Bytes::from(String::from(Box::<str>::from(json))))
+    }
+}
+
+impl ModelList {
+    /// The names that this client may use, with their cards.
+    fn cards(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Vec<(String, Box<RawValue>)> {
+        let mut cards = Vec::new();
         let reported = self.app.reported.cards();
         for entry in routing.models_for(key) {
             match reported.iter().find(|card| card.id == *entry.name) {
@@ -56,8 +70,7 @@ impl LocalRoutes for ModelList {
                 cards.extend(own_card(alias, Some(&entry.name)));
             }
         }
-        let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
-        Bytes::from(format!(r#"{{"object":"list","data":[{}]}}"#, data.join(",")))
+        cards
     }
 }
 

@@ -9,7 +9,7 @@
 //! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold),
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
-//! `forms` (multipart), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
+//! `forms` (multipart), `encoded` (compressed), `paths`, `credentials`, `browsers` (pages of other origins), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
 //! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failing` (what the log says of
 //! engines that fail), `failover`, `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
@@ -28,11 +28,14 @@ mod added_experiments;
 mod admin;
 mod bodies;
 mod broken;
+mod browsers;
 mod commands;
 mod counting;
+mod credentials;
 mod cut;
 mod early;
 mod elsewhere;
+mod encoded;
 mod engine_metrics;
 mod errors;
 mod experiments;
@@ -47,6 +50,7 @@ mod input;
 mod leaving;
 mod length;
 mod limits;
+mod paths;
 mod records;
 mod reload;
 mod reload_keys;

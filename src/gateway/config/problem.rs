@@ -157,6 +157,10 @@ pub enum Situation {
     Time { found: String },
     #[error("'{found}' is not the name of a header; write one such as \"x-user-id\"")]
     Header { found: String },
+    #[error("'{found}' is not an origin as browsers send it; {advice}")]
+    CorsOrigin { found: String, advice: String },
+    #[error("\"*\" allows every origin; leave out the others, or leave out \"*\"")]
+    StarAndOrigins,
     #[error("\"{found}\" is not a time of day in UTC; write it as \"02:00-05:00\"")]
     Window { found: String },
     #[error(
@@ -301,6 +305,8 @@ impl Situation {
             | Self::AboveMaximum { .. }
             | Self::Empty
             | Self::Time { .. }
+            | Self::CorsOrigin { .. }
+            | Self::StarAndOrigins
             | Self::Header { .. } => Topic::Values,
             Self::NameTooLong { .. }
             | Self::NameLetters { .. }

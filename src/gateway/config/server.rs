@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::cors::Cors;
 use super::file::Entry;
 use super::limits;
 use super::problem::Situation;
@@ -64,6 +65,11 @@ table! {
         /// An idle client connection is closed after this time. Keep it above the idle timeout of your load balancer
         /// (often 60s), which must close first.
         pub keepalive: Duration = duration("75s");
+        /// Origins whose pages may use `listen` from a browser, written as browsers send them; "*" is every page, [] none. It
+        /// replaces what engines say. Pages send keys in headers, so cookies are never allowed. The admin port is for its own
+        /// page only.
+        pub cors: Option<Cors> = optional("those that the engines allow (vLLM: --allowed-origins)")
+            .example("[\"https://chat.example.com\"]");
         /// TLS on `listen`, with HTTP/2 and HTTP/1.1. A reload reads the files again; open connections stay.
         pub tls: Option<ServerTls> = optional("none: requests and keys cross the network in plain text");
     }

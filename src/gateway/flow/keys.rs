@@ -1,7 +1,7 @@
 //! API keys: which models a key may use, how much at once, and how fast.
 //!
-//! A client's key is hashed once per request and looked up by its digest; the digest found is compared in constant
-//! time. What a key uses survives a reload: it is kept by digest in a side table, so that changing a limit neither resets
+//! Each key that a client sends is hashed and looked up by its digest, until one is configured; the digest found is compared
+//! in constant time. What a key uses survives a reload: it is kept by digest in a side table, so that changing a limit neither resets
 //! nor releases anything.
 //!
 //! Limits on concurrency, counted from admission to the end of the response: requests (`in_flight`), sequences (`sequences`:
@@ -222,15 +222,21 @@ impl Keyring {
         !self.0.is_empty()
     }
 
-    /// The key that a client sent; `None` where none is required.
-    pub fn authenticate(&self, sent: Option<&str>) -> Result<Option<ApiKey>, KeyError> {
+    /// The first configured key of those that a client sent; `None` where none is required.
+    pub fn authenticate<'a>(&self, sent: impl IntoIterator<Item = &'a str>) -> Result<Option<ApiKey>, KeyError> {
         if !self.is_required() {
             return Ok(None);
         }
-        let sent = sent.ok_or(KeyError::Missing)?;
-        let digest: [u8; 32] = Sha256::digest(sent.as_bytes()).into();
-        let found = self.0.get(&digest).filter(|found| bool::from(found.key.sha256.bytes().ct_eq(&digest)));
-        found.cloned().map(Some).ok_or(KeyError::Unknown)
+        let mut error = KeyError::Missing;
+        for sent in sent {
+            let digest: [u8; 32] = Sha256::digest(sent.as_bytes()).into();
+            let found = self.0.get(&digest).filter(|found| bool::from(found.key.sha256.bytes().ct_eq(&digest)));
+            if let Some(found) = found {
+                return Ok(Some(found.clone()));
+            }
+            error = KeyError::Unknown;
+        }
+        Err(error)
     }
 }
 
@@ -373,6 +379,7 @@ mod tests {
         let ring = Keyring::new(&auth(config::KeyLimit::default()), &KeyUsage::default());
         assert_eq!(ring.authenticate(None).unwrap_err(), KeyError::Missing);
         assert_eq!(ring.authenticate(Some("Secret")).unwrap_err(), KeyError::Unknown);
+        assert!(ring.authenticate(["foreign", "secret"]).is_ok(), "a foreign token does not hide a key");
         let key = known(&ring);
         assert!(key.may_use(Some(ModelId::new(1))));
         assert!(!key.may_use(Some(ModelId::new(0))));

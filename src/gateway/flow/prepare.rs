@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use tokio::time::Instant;
 
 use super::assign::{self, ArmTarget};
@@ -166,10 +166,6 @@ fn place(
 }
 
 fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
-    let codings = incoming.headers.get_all(CONTENT_ENCODING);
-    if codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
-        return Err(Refusal::EncodingNotSupported);
-    }
     if incoming.headers.get_all(CONTENT_TYPE).iter().nth(1).is_some() {
         let message = "Content-Type was sent twice; send it once".to_owned();
         return Err(Refusal::BadRequest { message, param: None });

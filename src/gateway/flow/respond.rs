@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
 use super::exchange::{ClientGone, Downstream, ResponseHead};
@@ -77,6 +77,9 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     add_gateway_headers(&mut headers, record);
     if let Some(allow) = refusal.allow() {
         headers.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    if let Some(codings) = refusal.accept_encoding() {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(codings));
     }
     let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let sent = async {

@@ -1,7 +1,7 @@
-//! The requests of one client connection: local responses, refusals before the body, and the request path.
+//! The requests of one client connection: refusals before the body, and the request path.
 //!
 //! Order of checks, cheapest first: framing and host (400, 501; see `head.rs`), the size of the headers (431), the route (404,
-//! 405), the key (401), the declared size of the body (413), the body (413, 408, 400). If a request is refused before its body
+//! 405), the key (401), the coding (415) and declared size of the body (413), the body (413, 408, 400). If a request is refused before its body
 //! is read, the connection is closed after the client had time to read the response. A request whose body is still arriving
 //! when the gateway stops is refused at once (503); when complete it would be refused, too.
 //!
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
+use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Version};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
 use pingora::http::RequestHeader;
@@ -25,32 +25,25 @@ use tokio::time::{Instant, timeout};
 use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, client_address, end};
 use super::body::{self, BodyError, MinRate};
 use super::clients::ClientLimits;
+use super::cors::{self, CrossOrigin};
+use super::decode::{self, Coding};
 use super::downstream::DownstreamConnection;
+use super::engine_origins::EngineOrigins;
 use super::head::{self, HeadTimes, NoHead};
 use super::headers::{self, RequestIds};
+use super::local::{self, LocalResponse, LocalRoutes};
 use super::socket::ClientHandle;
 use super::upstream::UpstreamConnector;
+use crate::config::Cors;
 use crate::config::limits::RETRY_AFTER_MIN;
-use crate::flow::keys::{ApiKey, KeyError};
+use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{
-    Downstream, ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, ResponseHead, RoutingTable,
-    refuse,
+    ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse,
 };
 use crate::telemetry::Telemetry;
-use sluice_core::openai::{ErrorFormat, Refusal, Route, RouteHint, ShedReason};
-
-/// Paths that the gateway serves itself, with GET and HEAD.
-const LOCAL_PATHS: [&str; 3] = ["/health", "/ready", "/v1/models"];
-
-/// Responses that the gateway generates itself, besides refusals.
-pub trait LocalRoutes: std::fmt::Debug + Send + Sync {
-    /// Whether a pool has a backend that could take a request.
-    fn ready(&self) -> bool;
-
-    /// The body of `/v1/models` for the client with this key; `None` where no key is required.
-    fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes;
-}
+use sluice_core::openai::route::canonical;
+use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
 
 /// The request path between sockets. Not generic here, so that it is compiled once, with this crate.
 pub type ProxyFlow = Flow<UpstreamConnector, Arc<Telemetry>>;
@@ -61,15 +54,10 @@ pub struct Gateway {
     pub(super) flow: Arc<ProxyFlow>,
     local: Box<dyn LocalRoutes>,
     pub(super) clients: Arc<ClientLimits>,
+    origins: EngineOrigins,
     seed: u64,
     /// Number of requests so far. Request ids are generated from it and the seed.
     served: AtomicU64,
-}
-
-/// A response of the gateway itself.
-struct LocalResponse {
-    status: StatusCode,
-    body: Bytes,
 }
 
 /// A request whose head was checked and whose body was read.
@@ -100,7 +88,7 @@ impl From<Refusal> for Rejected {
 impl Gateway {
     /// A gateway whose generated request ids start from `seed`.
     pub fn new(flow: Arc<ProxyFlow>, local: Box<dyn LocalRoutes>, clients: Arc<ClientLimits>, seed: u64) -> Self {
-        Self { flow, local, clients, seed, served: AtomicU64::new(0) }
+        Self { flow, local, clients, origins: EngineOrigins::default(), seed, served: AtomicU64::new(0) }
     }
 
     /// Waits for a request and reads its head.
@@ -122,28 +110,38 @@ impl Gateway {
         let table = self.flow.routing_table();
         let number = self.served.fetch_add(1, Ordering::Relaxed);
         let ids = headers::request_ids(&session.req_header().headers, self.seed, number);
-        let path = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let sent = session.req_header().uri.path_and_query().map_or("/", |path| path.as_str());
+        let path = canonical(sent).into_owned();
         let bare = path.split('?').next().unwrap_or("/");
         let route = Route::from_path(bare);
         let begun = Instant::now();
-        let checked = head::check(session).map_err(Rejected::Unreadable);
-        if checked.is_ok()
-            && !is_refused(session)
-            && let Some(response) = self.local_response(session, bare, &table)
-        {
-            let sent = self.send_local(session, response, &ids.client).await;
-            return if sent { Next::Request } else { Next::CLOSE };
+        let mut checked = head::check(session).map_err(Rejected::Unreadable);
+        let is_served = checked.is_ok() && !is_refused(session);
+        let origin = self.origin(&table, &session.req_header().headers, is_served).await;
+        if is_served {
+            let request = session.req_header();
+            let response = match origin.preflight(&request.method, &request.headers) {
+                None => local::response(&*self.local, !self.flow.is_leaving(), request, bare, &table),
+                Some(Ok(headers)) => Some(LocalResponse::to_preflight(headers)),
+                Some(Err(refusal)) => {
+                    checked = Err(refusal.into());
+                    None
+                }
+            };
+            if let Some(response) = response {
+                return self.send_local(session, response, &ids.client, origin).await;
+            }
         }
         let trace = headers::trace(&session.req_header().headers, &table.config, self.seed, number);
         let accepted = match checked {
             Ok(()) if is_refused(session) => Err(shed(ShedReason::Connections)),
-            Ok(()) => self.accept(session, table, route, shutdown).await,
+            Ok(()) => self.accept(session, table, route.ok_or(bare), shutdown).await,
             Err(rejected) => Err(rejected),
         };
         match accepted {
             Ok(accepted) => {
                 let incoming = incoming(session, accepted, path, ids, trace);
-                let mut client = DownstreamConnection::new(session);
+                let mut client = DownstreamConnection::new(session, origin);
                 self.flow.run(incoming, &mut client).await;
                 if client.is_finished() { Next::Request } else { Next::CLOSE }
             }
@@ -155,9 +153,22 @@ impl Gateway {
                     // Without the query, which may contain credentials.
                     record.path = path.split('?').next().map(client_text);
                 }
-                self.reject(session, rejected, record).await
+                self.reject(session, rejected, record, origin).await
             }
         }
+    }
+
+    /// What the policy about other origins says of a request. `may_ask`: engines may be asked.
+    async fn origin(&self, table: &RoutingTable, headers: &HeaderMap, may_ask: bool) -> CrossOrigin {
+        let page = match (&table.config.server.cors, cors::origin(headers)) {
+            (Some(policy), _) => return CrossOrigin::of(policy, headers),
+            (None, page) => page,
+        };
+        CrossOrigin::of_engines(match page {
+            None => None,
+            Some(page) if may_ask => self.origins.of(&self.flow, page.clone()).await,
+            Some(page) => self.origins.known(page),
+        })
     }
 
     /// Refuses a request, whose body may not have been read.
@@ -166,6 +177,7 @@ impl Gateway {
         session: &mut ServerSession,
         rejected: Rejected,
         mut record: RecordGuard<'_, Arc<Telemetry>>,
+        origin: CrossOrigin,
     ) -> Next {
         let (refusal, unread) = match rejected {
             Rejected::Refused(refusal) => (refusal, !session.is_body_done()),
@@ -178,16 +190,39 @@ impl Gateway {
         if unread {
             session.set_keepalive(None);
         }
-        let format = headers::error_format(&session.req_header().headers, session.req_header().uri.path());
-        let mut client = DownstreamConnection::new(session);
+        let format = headers::error_format(&session.req_header().headers, &canonical(session.req_header().uri.path()));
+        let mut client = DownstreamConnection::new(session, origin);
         refuse(&mut client, &refusal, format, &mut record).await;
         match client.is_finished() {
             true if !unread => Next::Request,
-            // A shutdown does not wait for clients that keep sending.
-            true if self.flow.is_closing() => Next::Close { linger: LINGER_CLOSING },
-            true => Next::Close { linger: LINGER },
+            true => self.after_refusal(),
             false => Next::CLOSE,
         }
+    }
+
+    /// Sends a response of the gateway itself. If the request has a body, it is not read, and the connection ends.
+    async fn send_local(
+        &self,
+        session: &mut ServerSession,
+        response: LocalResponse,
+        request_id: &str,
+        origin: CrossOrigin,
+    ) -> Next {
+        let unread = !session.is_body_done();
+        if unread {
+            session.set_keepalive(None);
+        }
+        match response.send(session, request_id, origin).await {
+            Ok(()) if unread => self.after_refusal(),
+            Ok(()) => Next::Request,
+            Err(_) => Next::CLOSE,
+        }
+    }
+
+    /// What happens after a response to a request whose body was not read.
+    fn after_refusal(&self) -> Next {
+        // A shutdown does not wait for clients that keep sending.
+        Next::Close { linger: if self.flow.is_closing() { LINGER_CLOSING } else { LINGER } }
     }
 
     /// Checks the head of a request and reads its body.
@@ -195,10 +230,11 @@ impl Gateway {
         &self,
         session: &mut ServerSession,
         table: Arc<RoutingTable>,
-        route: Option<Route>,
+        route: Result<Route, &str>,
         shutdown: &ShutdownWatch,
     ) -> Result<AcceptedRequest, Rejected> {
         let (route, key) = self.check_head(session, &table, route)?;
+        let coding = Coding::of(&session.req_header().headers)?;
         let limit = table.config.server.max_body.0;
         if body::declared_size(session).is_some_and(|size| size > limit) {
             return Err(Refusal::BodyTooLarge { limit }.into());
@@ -217,7 +253,13 @@ impl Gateway {
             _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
         };
         match read {
-            Ok(body) => self.admit(session, table, route, key, body),
+            Ok(body) => {
+                let body = match coding {
+                    Some(coding) => decode::decode(coding, body, limit, &self.clients).await?,
+                    None => body,
+                };
+                self.admit(session, table, route, key, body)
+            }
             Err(BodyError::TooLarge) => Err(Refusal::BodyTooLarge { limit }.into()),
             Err(BodyError::TooSlow) => Err(Refusal::BodyTimeout.into()),
             Err(BodyError::Malformed) => {
@@ -240,99 +282,30 @@ impl Gateway {
         body: Bytes,
     ) -> Result<AcceptedRequest, Rejected> {
         let current = self.flow.routing_table();
-        let key = if Arc::ptr_eq(&table, &current) { key } else { authenticate(session, &current)? };
+        let key = if Arc::ptr_eq(&table, &current) { key } else { headers::authenticate(&session.req_header().headers, &current)? };
+        let route = if route == Route::Invocations { invocation::route(&body).map_err(Refusal::from)? } else { route };
         Ok(AcceptedRequest { route, key, body, table: current })
     }
 
-    /// Checks request line and headers, except framing and host, cheapest check first.
+    /// Checks request line and headers, except framing and host, cheapest check first. `route`: or the path that is none.
     fn check_head(
         &self,
         session: &ServerSession,
         table: &RoutingTable,
-        route: Option<Route>,
+        route: Result<Route, &str>,
     ) -> Result<(Route, Option<ApiKey>), Refusal> {
         if headers::too_large(&session.req_header().headers) {
             return Err(Refusal::HeadersTooLarge);
         }
-        let route = route.ok_or_else(|| self.not_a_route(session, table))?;
+        let route = route.map_err(|path| local::refusal(session.req_header(), path, table))?;
         if !route.takes(session.req_header().method.as_str()) {
             return Err(Refusal::MethodNotAllowed { allow: route.methods() });
         }
-        Ok((route, authenticate(session, table)?))
-    }
-
-    /// The response on routes that the gateway serves itself.
-    fn local_response(&self, session: &ServerSession, path: &str, table: &RoutingTable) -> Option<LocalResponse> {
-        let method = &session.req_header().method;
-        if method != Method::GET && method != Method::HEAD {
-            return None;
+        if route == Route::Invocations {
+            headers::check_invocation(&session.req_header().headers)?;
         }
-        let empty = |ok: bool| {
-            let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-            Some(LocalResponse { status, body: Bytes::new() })
-        };
-        match path {
-            "/health" => empty(true),
-            "/ready" => empty(self.local.ready() && !self.flow.is_leaving()),
-            "/v1/models" => self.list_models(session, table),
-            _ => None,
-        }
+        Ok((route, headers::authenticate(&session.req_header().headers, table)?))
     }
-
-    /// The models that the client may use. `None` without a valid key where one is required.
-    fn list_models(&self, session: &ServerSession, table: &RoutingTable) -> Option<LocalResponse> {
-        let key = headers::client_key(&session.req_header().headers);
-        let key = table.keys.authenticate(key.as_deref()).ok()?;
-        Some(LocalResponse { status: StatusCode::OK, body: self.local.models(table, key.as_ref()) })
-    }
-
-    /// The refusal of a path that is neither a route of the API nor served by the gateway itself.
-    fn not_a_route(&self, session: &ServerSession, table: &RoutingTable) -> Refusal {
-        let request = session.req_header();
-        if !LOCAL_PATHS.contains(&request.uri.path()) {
-            return Refusal::UnknownRoute { hint: RouteHint::of(request.uri.path()) };
-        }
-        match request.method {
-            // Only the list of models requires a key.
-            Method::GET | Method::HEAD => {
-                authenticate(session, table).err().unwrap_or(Refusal::UnknownRoute { hint: None })
-            }
-            _ => Refusal::MethodNotAllowed { allow: "GET, HEAD" },
-        }
-    }
-
-    async fn send_local(&self, session: &mut ServerSession, response: LocalResponse, request_id: &str) -> bool {
-        let mut map = HeaderMap::with_capacity(3);
-        map.insert(CONTENT_LENGTH, HeaderValue::from(response.body.len()));
-        if !response.body.is_empty() {
-            map.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
-        if let Ok(id) = HeaderValue::from_str(request_id) {
-            map.insert(HeaderName::from_static("x-request-id"), id);
-        }
-        let head_only = session.req_header().method == Method::HEAD;
-        let mut client = DownstreamConnection::new(session);
-        let sent = async {
-            client.head(ResponseHead { status: response.status, headers: map }).await?;
-            if !head_only {
-                client.body(response.body, true).await?;
-            }
-            client.finish().await
-        };
-        sent.await.is_ok()
-    }
-}
-
-/// The client's key; `None` where none is required.
-fn authenticate(session: &ServerSession, table: &RoutingTable) -> Result<Option<ApiKey>, Refusal> {
-    if !table.keys.is_required() {
-        return Ok(None);
-    }
-    let key = headers::client_key(&session.req_header().headers);
-    table.keys.authenticate(key.as_deref()).map_err(|error| match error {
-        KeyError::Missing => Refusal::NoKey,
-        KeyError::Unknown => Refusal::BadKey,
-    })
 }
 
 fn incoming(
@@ -460,6 +433,9 @@ async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &Prox
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     parts.headers.insert(ERROR_CODE, HeaderValue::from_static(refusal.code()));
+    if flow.routing_table().config.server.cors == Some(Cors::Any) {
+        parts.headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    }
     let response = pingora::http::ResponseHeader::from(parts);
     let _ = timeout(SETTLE, session.write_error_response(response, body)).await;
 }

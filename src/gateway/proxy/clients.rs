@@ -63,6 +63,14 @@ impl ClientLimits {
         Arc::new(limits)
     }
 
+    /// Limits that allow bodies of so many bytes together, and no connection.
+    #[cfg(test)]
+    pub(super) fn of_bodies(bytes: u64) -> Arc<Self> {
+        let limits = Self::default();
+        limits.body_max.store(bytes, Relaxed);
+        Arc::new(limits)
+    }
+
     /// Applies the limits of a newer configuration. Existing connections and bodies stay.
     pub fn configure(&self, server: &Server) {
         self.connections_max.store(server.max_connections, Relaxed);

@@ -17,6 +17,7 @@ use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
+use super::cors::CrossOrigin;
 use super::headers;
 use super::socket::ClientHandle;
 use super::transport::SEND_TIMEOUT;
@@ -25,6 +26,8 @@ use crate::flow::{ClientGone, Downstream, ResponseHead};
 /// One client, during one request.
 pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
+    /// Which pages may read the response.
+    origin: CrossOrigin,
     /// The response has a `Content-Length`.
     sized: bool,
     finished: bool,
@@ -32,8 +35,8 @@ pub(super) struct DownstreamConnection<'a> {
 }
 
 impl<'a> DownstreamConnection<'a> {
-    pub(super) fn new(session: &'a mut ServerSession) -> Self {
-        Self { session, sized: false, finished: false, aborted: false }
+    pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin) -> Self {
+        Self { session, origin, sized: false, finished: false, aborted: false }
     }
 
     /// While corked, writes are held back, because more bytes follow at once.
@@ -54,6 +57,7 @@ impl Downstream for DownstreamConnection<'_> {
     async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         let mut headers = head.headers;
         headers::remove_hop_by_hop(&mut headers);
+        std::mem::take(&mut self.origin).apply(&mut headers);
         let version = self.session.req_header().version;
         let bodyless = head.status == StatusCode::NO_CONTENT || head.status == StatusCode::NOT_MODIFIED;
         if version == Version::HTTP_11 && !bodyless && !headers.contains_key(CONTENT_LENGTH) {

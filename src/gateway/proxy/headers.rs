@@ -2,35 +2,44 @@
 //!
 //! Hop-by-hop headers belong to one connection (RFC 9110, 7.6.1): `Connection` and what it names, and
 //! the fixed list below. `Host` and framing (`Content-Length`, `Transfer-Encoding`) are set anew on each side. `Expect` is
-//! handled by the gateway. `Accept-Encoding` is not forwarded, because a compressed stream can neither be metered nor have its
+//! handled by the gateway, which decodes bodies, too (`Content-Encoding`). `Accept-Encoding` is not forwarded, because a compressed stream can neither be metered nor have its
 //! usage event removed. `X-Data-Parallel-Rank` chooses an engine core inside a backend. It is not forwarded, because a client
 //! could put all its requests on one core.
 //!
 //! Request ids: the client gets its own id back, and the engine gets a unique id that begins with it. vLLM before 0.14 mixes
 //! up two running requests with the same id, and a client may send an id twice.
 //!
-//! Credentials: if keys are configured, the client's credentials are for the gateway and are not forwarded. Otherwise they are
-//! for the engine, and Anthropic's `x-api-key` is translated to the bearer token that vLLM reads.
+//! Credentials: a client may send several, such as the token of its own session beside a key. The gateway takes the first that
+//! is a key of its own, in this order: bearer tokens in `Authorization`, then `x-api-key` (Anthropic), then `api-key` (Azure).
+//! If keys are configured, no credential is forwarded, whoever it is for. Otherwise they are for the engine; if there is no
+//! `Authorization`, the other two are translated to the bearer token that vLLM reads.
 
 use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
 use crate::config::{Config, limits};
-use crate::flow::RequestTrace;
+use crate::flow::keys::{ApiKey, KeyError};
+use crate::flow::{RequestTrace, RoutingTable};
 use sluice_core::base::{Rng, hash_two};
-use sluice_core::openai::ErrorFormat;
+use sluice_core::openai::{ErrorFormat, Refusal, invocation};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const API_KEY: HeaderName = HeaderName::from_static("api-key");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
+
+/// Headers with a client's credentials.
+pub(super) const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, X_API_KEY, API_KEY];
+/// Credentials of a request that are looked up. Each is hashed once.
+const CREDENTIALS_MAX: usize = 8;
 
 /// Headers of one connection only.
 static HOP_BY_HOP: [HeaderName; 10] = [
@@ -75,14 +84,15 @@ pub(super) fn too_large(headers: &HeaderMap) -> bool {
 /// The headers of a request that are forwarded to an engine. With `keys_configured`, credentials are not forwarded.
 pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
+    for name in [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
         headers.remove(name);
     }
-    let api_key = headers.remove(X_API_KEY);
     if keys_configured {
-        headers.remove(AUTHORIZATION);
-    } else if let Some(key) = api_key
-        && !headers.contains_key(AUTHORIZATION)
+        for name in CREDENTIALS {
+            headers.remove(name);
+        }
+    } else if !headers.contains_key(AUTHORIZATION)
+        && let Some(key) = headers.remove(X_API_KEY).or_else(|| headers.remove(API_KEY))
         && let Ok(bearer) = HeaderValue::from_maybe_shared([b"Bearer ", key.as_bytes()].concat())
     {
         headers.insert(AUTHORIZATION, bearer);
@@ -90,14 +100,40 @@ pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> Heade
     headers
 }
 
-/// The API key a client sent: a bearer token, or Anthropic's header.
-pub(super) fn client_key(headers: &HeaderMap) -> Option<String> {
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
-        let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
-    });
-    let anthropic = || headers.get(X_API_KEY).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    bearer.or_else(anthropic).filter(|key| !key.is_empty())
+/// The token of a value of `Authorization`.
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token)
+}
+
+/// The keys that a client sent, in the order in which they are tried.
+pub(super) fn client_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = |name| headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
+    let plain = values(X_API_KEY).chain(values(API_KEY));
+    let keys = values(AUTHORIZATION).filter_map(bearer).chain(plain).map(str::trim);
+    keys.filter(|key| !key.is_empty()).take(CREDENTIALS_MAX)
+}
+
+/// The client's key; `None` where none is required.
+pub(super) fn authenticate(headers: &HeaderMap, table: &RoutingTable) -> Result<Option<ApiKey>, Refusal> {
+    if !table.keys.is_required() {
+        return Ok(None);
+    }
+    table.keys.authenticate(client_keys(headers)).map_err(|error| match error {
+        KeyError::Missing => Refusal::NoKey,
+        KeyError::Unknown => Refusal::BadKey,
+    })
+}
+
+/// Refuses headers with which an engine would replace the model that the gateway has checked.
+pub(super) fn check_invocation(headers: &HeaderMap) -> Result<(), Refusal> {
+    match invocation::ADAPTER_HEADERS.into_iter().find(|name| headers.contains_key(*name)) {
+        None => Ok(()),
+        Some(name) => {
+            let message = format!("the header {name} is not supported; name the adapter in 'model'");
+            Err(Refusal::BadRequest { message, param: None })
+        }
+    }
 }
 
 /// The format of errors for a client that sent these headers to this path. Anthropic's clients send `anthropic-version` with
@@ -168,9 +204,33 @@ mod tests {
     #[test]
     fn anthropics_key_header_becomes_the_bearer_token_that_vllm_reads() {
         assert_eq!(for_engine(headers(&[("x-api-key", "k")]), false), headers(&[("authorization", "Bearer k")]));
-        assert_eq!(client_key(&headers(&[("x-api-key", "k")])).as_deref(), Some("k"));
-        assert_eq!(client_key(&headers(&[("authorization", "bearer  k2")])).as_deref(), Some("k2"));
-        assert_eq!(client_key(&headers(&[("authorization", "Basic abc")])), None);
+        assert_eq!(for_engine(headers(&[("api-key", "k")]), false), headers(&[("authorization", "Bearer k")]));
+        let both = [("authorization", "Bearer k"), ("x-api-key", "other")];
+        assert_eq!(for_engine(headers(&both), false), headers(&both));
+    }
+
+    #[test]
+    fn every_key_that_a_client_sends_is_tried_in_a_fixed_order() {
+        let sent = [
+            ("api-key", "azure"),
+            ("x-api-key", " anthropic"),
+            ("authorization", "bearer  token"),
+            ("authorization", "Basic abc"),
+            ("authorization", "Bearer second"),
+            ("x-api-key", ""),
+        ];
+        let mut map = HeaderMap::new();
+        sent.iter().for_each(|(name, value)| drop(map.append(*name, HeaderValue::from_static(value))));
+        assert_eq!(client_keys(&map).collect::<Vec<_>>(), ["token", "second", "anthropic", "azure"]);
+        assert_eq!(client_keys(&headers(&[("authorization", "Basic abc")])).next(), None);
+        (0..50).for_each(|_| drop(map.append("authorization", HeaderValue::from_static("Bearer x"))));
+        assert_eq!(client_keys(&map).count(), CREDENTIALS_MAX);
+    }
+
+    #[test]
+    fn no_credential_reaches_an_engine_where_the_gateway_has_keys() {
+        let sent = [("authorization", "Bearer k"), ("x-api-key", "k"), ("api-key", "k"), ("accept", "*/*")];
+        assert_eq!(for_engine(headers(&sent), true), headers(&[("accept", "*/*")]));
     }
 
     #[test]

@@ -7,9 +7,12 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `app.rs` | the requests of a connection: routes, local responses, refusals before the body |
+//! | `app.rs` | the requests of a connection: refusals before the body, and the request path |
+//! | `local.rs` | paths that the gateway serves itself |
+//! | `cors.rs`, `engine_origins.rs` | requests of web pages of other origins |
 //! | `head.rs` | reading a request head: deadline, size, framing checks |
 //! | `body.rs`, `spare_buffers.rs` | reading a request body: size, rate, memory; buffers that are used again |
+//! | `decode.rs` | compressed request bodies |
 //! | `clients.rs` | limits on connections and body memory of all clients |
 //! | `downstream.rs` | the client as the request path sees it |
 //! | `upstream/` | the engine as the request path sees it: connections, exchanges, HTTP/1.1 responses |
@@ -25,19 +28,24 @@ mod app;
 mod spare_buffers;
 mod body;
 mod clients;
+mod cors;
+mod decode;
 mod downstream;
 mod ending;
+mod engine_origins;
 mod frames;
 mod head;
 mod headers;
 mod http2;
 mod listener;
+mod local;
 mod socket;
 mod transport;
 mod upstream;
 
-pub use app::{Gateway, LocalRoutes, ProxyFlow};
+pub use app::{Gateway, ProxyFlow};
 pub use clients::ClientLimits;
 pub use ending::{Ending, Ends};
+pub use local::LocalRoutes;
 pub use listener::{ListenError, Listener, listen};
 pub use upstream::UpstreamConnector;

@@ -6,6 +6,7 @@
 
 mod changes;
 mod cluster;
+mod cors;
 mod problems;
 mod experiments;
 mod samples;

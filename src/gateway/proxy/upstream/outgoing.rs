@@ -12,6 +12,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 use tokio::io::AsyncWrite;
 
+use super::super::headers::CREDENTIALS;
 use crate::connect::EngineStream;
 use crate::flow::UpstreamRequest;
 use crate::pool::Address;
@@ -91,7 +92,7 @@ fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
     }
     let own_key = to.api_key.as_ref();
     for (name, value) in &request.headers {
-        if own_key.is_some() && name == http::header::AUTHORIZATION {
+        if own_key.is_some() && CREDENTIALS.contains(name) {
             continue;
         }
         head.extend_from_slice(name.as_str().as_bytes());

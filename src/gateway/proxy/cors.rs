@@ -1,0 +1,113 @@
+//! Requests of web pages of other origins (CORS, in the Fetch standard): who may read responses, and preflights.
+//!
+//! Browsers send `Origin` with each such request, and first a preflight (OPTIONS) for one with a key or a JSON body. The
+//! gateway answers preflights itself, for every path and without a key, which browsers do not send. Its policy is that of
+//! `server.cors`, or else of the engines (`engine_origins.rs`). It is applied to every response, also to refusals, so that
+//! a page can read the error, and replaces the headers of engines about it.
+//!
+//! A page of an origin that is not allowed gets a response without the headers, as with other servers: its browser does
+//! not show it. Responses to requests without `Origin` are not changed, except for `Vary` where the response would depend
+//! on it.
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, HeaderValue, ORIGIN, VARY,
+};
+use http::{HeaderMap, Method};
+
+use crate::config::Cors;
+use crate::flow::record::client_text;
+use sluice_core::openai::Refusal;
+
+/// Headers of responses that pages may read, besides the few that the standard always allows.
+const EXPOSED: &str = "x-request-id, retry-after, x-sluice-error, x-sluice-backend, x-sluice-pool, x-sluice-arm, \
+                       server-timing";
+/// Methods that are served on some path.
+const METHODS: &str = "GET, HEAD, POST, DELETE";
+/// How long a browser may use the answer to a preflight, in seconds; a changed policy takes effect after that.
+const MAX_AGE: &str = "600";
+/// What the names of all headers about other origins begin with.
+const PREFIX: &str = "access-control-";
+
+/// What the policy says of one request.
+#[derive(Debug, Default)]
+pub(super) struct CrossOrigin {
+    /// The value of `Access-Control-Allow-Origin`; `None` where the page may not read the response, or no page asks.
+    allow: Option<HeaderValue>,
+    /// Whether another `Origin` would get another answer.
+    varies: bool,
+    /// Headers of engines stay where nothing is allowed here: they say the same.
+    is_of_engines: bool,
+}
+
+/// The origin of the page that sent a request with these headers.
+pub(super) fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut origins = headers.get_all(ORIGIN).iter();
+    // A browser sends one. Of several, none is certain.
+    origins.next().filter(|_| origins.next().is_none())
+}
+
+impl CrossOrigin {
+    /// What `policy` says of a request with these headers.
+    pub(super) fn of(policy: &Cors, headers: &HeaderMap) -> Self {
+        let origin = origin(headers);
+        let (allow, varies) = match policy {
+            Cors::Any => (origin.map(|_| HeaderValue::from_static("*")), false),
+            Cors::Only(origins) => {
+                let is_listed = |sent: &&HeaderValue| origins.iter().any(|origin| origin.as_bytes() == sent.as_bytes());
+                (origin.filter(is_listed).cloned(), !origins.is_empty())
+            }
+        };
+        Self { allow, varies, is_of_engines: false }
+    }
+
+    /// The same where the engines decide. `allow`: what they say of the page's origin; `None` also where there is no page.
+    pub(super) fn of_engines(allow: Option<HeaderValue>) -> Self {
+        let varies = allow.as_ref().is_some_and(|allow| allow != "*");
+        Self { allow, varies, is_of_engines: true }
+    }
+
+    /// Replaces the headers of a response that are about other origins.
+    pub(super) fn apply(self, headers: &mut HeaderMap) {
+        let replaces = self.allow.is_some() || !self.is_of_engines;
+        while replaces
+            && let Some(name) = headers.keys().find(|name| name.as_str().starts_with(PREFIX)).cloned()
+        {
+            headers.remove(name);
+        }
+        if self.varies && !headers.get_all(VARY).iter().any(names_origin) {
+            headers.append(VARY, HeaderValue::from_static("Origin"));
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allow);
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+        }
+    }
+
+    /// The headers of the answer to a preflight, besides those of every response; `None` where the request is none.
+    pub(super) fn preflight(&self, method: &Method, sent: &HeaderMap) -> Option<Result<HeaderMap, Refusal>> {
+        let origin = sent.get(ORIGIN)?;
+        if method != Method::OPTIONS || !sent.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+            return None;
+        }
+        if self.allow.is_none() {
+            let origin = client_text(&String::from_utf8_lossy(origin.as_bytes())).to_string();
+            return Some(Err(Refusal::OriginNotAllowed { origin }));
+        }
+        let mut headers = HeaderMap::with_capacity(6);
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
+        headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
+        // A page may send any header: the gateway forwards what it does not know, and "*" would not include Authorization.
+        if let Some(wanted) = sent.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+        }
+        Some(Ok(headers))
+    }
+}
+
+/// Whether a `Vary` already names the origin, or everything.
+fn names_origin(vary: &HeaderValue) -> bool {
+    let mut names = vary.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    names.any(|name| name == b"*" || name.eq_ignore_ascii_case(ORIGIN.as_str().as_bytes()))
+}
