@@ -11,7 +11,7 @@ export const TOKEN = "token-of-the-test";
 const DEADLINE_MS = 30_000;
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
-const freePort = () => new Promise((resolve, reject) => {
+export const freePort = () => new Promise((resolve, reject) => {
   const server = createServer().once("error", reject).listen(0, "127.0.0.1", () => {
     const { port } = server.address();
     server.close(() => resolve(port));
@@ -94,6 +94,14 @@ export class Rig {
     page.on("request", request => !request.url().startsWith(this.admin) && page.elsewhere.push(request.url()));
     await page.goto(this.admin + "/");
     if (token) await live(page);
+    return page;
+  }
+
+  /** A page of another server. */
+  async elsewhere(url) {
+    this.browser ??= await chromium.launch({ executablePath: process.env.CHROMIUM, args: FLAGS });
+    const page = await (await this.browser.newContext()).newPage();
+    await page.goto(url);
     return page;
   }
 
