@@ -53,7 +53,8 @@ async fn a_foreign_credential_hides_no_key_and_none_reaches_the_engine() {
 async fn without_keys_credentials_are_for_the_engine_and_give_way_to_that_of_the_backend() {
     let engine = Engine::always(completion()).await;
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
-    let own = TestGateway::over(&[engine.url()], &["pool.only.backend.b0.api_key=of-the-backend"]).await;
+    let text = one_pool(&[engine.url()]).replace("url = ", "api_key = \"of-the-backend\"\nurl = ");
+    let own = TestGateway::from_text(&text, &[]).await;
     let headers = "authorization: Bearer a\r\nx-api-key: b\r\n";
     for (gateway, sent) in [(gateway, ["Bearer a", "b"]), (own, ["Bearer of-the-backend", ""])] {
         assert_eq!(gateway.request(post("/v1/chat/completions", headers, CHAT.as_bytes())).await.status(), 200);

@@ -74,7 +74,10 @@ async fn a_body_that_lies_about_its_coding_or_is_cut_is_400() {
         assert!(error.as_str().unwrap().contains(part) || part == "JSON", "{coding}: {error}");
     }
     let plain_coding = gateway.request(encoded("br", CHAT.as_bytes())).await;
-    assert_eq!(plain_coding.is(415, "content_encoding_not_supported").head.header("accept-encoding"), Some("gzip, zstd, deflate"));
+    assert_eq!(
+        plain_coding.is(415, "content_encoding_not_supported").head.header("accept-encoding"),
+        Some("gzip, zstd, deflate")
+    );
     assert_eq!(engine.count(), 0);
     gateway.settled().await;
 }

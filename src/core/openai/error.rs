@@ -213,6 +213,8 @@ const AUTHENTICATION: &str = "authentication_error";
 const UNAVAILABLE: &str = "service_unavailable";
 const SERVER: &str = "server_error";
 const ROUTE: &str = "route_not_found";
+const NOT_DECODED: &str =
+    "this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain";
 
 impl Refusal {
     fn row(&self) -> Row {
@@ -230,12 +232,7 @@ impl Refusal {
                 let message = format!("the body becomes more than {times} times larger when decoded; send it plain");
                 with_message(413, INVALID, "body_expands", message)
             }
-            Self::EncodingNotSupported => row(
-                415,
-                INVALID,
-                "content_encoding_not_supported",
-                "this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain",
-            ),
+            Self::EncodingNotSupported => row(415, INVALID, "content_encoding_not_supported", NOT_DECODED),
             Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
             Self::HeaderTimeout => row(408, INVALID, "header_timeout", "the request headers did not arrive in time"),
             Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
@@ -247,7 +244,8 @@ impl Refusal {
             ),
             Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not valid"),
             Self::OriginNotAllowed { origin } => {
-                let message = format!("pages of '{}' may not use this gateway; add the origin to server.cors", shown(origin));
+                let message =
+                    format!("pages of '{}' may not use this gateway; add the origin to server.cors", shown(origin));
                 with_message(403, "permission_error", "origin_not_allowed", message)
             }
             Self::ModelForbidden { model } => {

@@ -170,10 +170,9 @@ fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
         b"questions" => ("questions", Questions),
         b"prompt_embeds" => ("prompt_embeds", Tensors),
         b"prompt" => ("prompt", Prompts),
-        b"input" => (
-            "input",
-            if matches!(route, Route::Responses | Route::ResponseTokens) { Content } else { Prompts },
-        ),
+        b"input" => {
+            ("input", if matches!(route, Route::Responses | Route::ResponseTokens) { Content } else { Prompts })
+        }
         b"system" => ("system", Content),
         b"instructions" => ("instructions", Content),
         b"query" => ("query", if route == Route::GenerativeScoring { Prompts } else { Content }),

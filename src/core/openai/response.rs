@@ -397,7 +397,8 @@ mod tests {
         assert_eq!(of(r#"{"usage":{"output_tokens":5,"cache_read_input_tokens":3}}"#), full(None, Some(5), Some(3)));
         assert_eq!(of(r#"{"usage":{"total_tokens":11}}"#), full(Some(11), None, None));
         assert_eq!(of(r#"{"meta":{"billed_units":{"input_tokens":4}}}"#), full(Some(4), None, None));
-        let cohere = r#"{"usage":{"billed_units":{"input_tokens":5.0},"tokens":{"input_tokens":7.0,"output_tokens":2.0}}}"#;
+        let cohere =
+            r#"{"usage":{"billed_units":{"input_tokens":5.0},"tokens":{"input_tokens":7.0,"output_tokens":2.0}}}"#;
         assert_eq!(of(cohere), full(Some(7), Some(2), None));
         assert_eq!(of(r#"{"usage":null}"#), None);
         assert_eq!(of(r#"{"usage":{"prompt_tokens":"x"}}"#), None);

@@ -143,9 +143,16 @@ mod tests {
 
     #[test]
     fn what_no_browser_sends_is_no_origin() {
-        for text in
-            ["", "null", "https://", "https://*.example.com", "https://a:b@c", "https://a:99999", "https://bücher.de", "/"]
-        {
+        for text in [
+            "",
+            "null",
+            "https://",
+            "https://*.example.com",
+            "https://a:b@c",
+            "https://a:99999",
+            "https://bücher.de",
+            "/",
+        ] {
             assert_eq!(as_browsers_send(text), None, "{text}");
         }
     }

@@ -38,9 +38,7 @@ use crate::config::Cors;
 use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
-use crate::flow::{
-    ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse,
-};
+use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
 use crate::telemetry::Telemetry;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
@@ -282,7 +280,11 @@ impl Gateway {
         body: Bytes,
     ) -> Result<AcceptedRequest, Rejected> {
         let current = self.flow.routing_table();
-        let key = if Arc::ptr_eq(&table, &current) { key } else { headers::authenticate(&session.req_header().headers, &current)? };
+        let key = if Arc::ptr_eq(&table, &current) {
+            key
+        } else {
+            headers::authenticate(&session.req_header().headers, &current)?
+        };
         let route = if route == Route::Invocations { invocation::route(&body).map_err(Refusal::from)? } else { route };
         Ok(AcceptedRequest { route, key, body, table: current })
     }

@@ -71,9 +71,7 @@ impl CrossOrigin {
     /// Replaces the headers of a response that are about other origins.
     pub(super) fn apply(self, headers: &mut HeaderMap) {
         let replaces = self.allow.is_some() || !self.is_of_engines;
-        while replaces
-            && let Some(name) = headers.keys().find(|name| name.as_str().starts_with(PREFIX)).cloned()
-        {
+        while replaces && let Some(name) = headers.keys().find(|name| name.as_str().starts_with(PREFIX)).cloned() {
             headers.remove(name);
         }
         if self.varies && !headers.get_all(VARY).iter().any(names_origin) {

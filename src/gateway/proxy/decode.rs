@@ -51,7 +51,8 @@ impl Coding {
         let codings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
         let mut found = None;
         for coding in codings.filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity")) {
-            let known = [("gzip", Self::Gzip), ("x-gzip", Self::Gzip), ("deflate", Self::Deflate), ("zstd", Self::Zstd)];
+            let known =
+                [("gzip", Self::Gzip), ("x-gzip", Self::Gzip), ("deflate", Self::Deflate), ("zstd", Self::Zstd)];
             let known = known.into_iter().find(|(name, _)| coding.eq_ignore_ascii_case(name.as_bytes()));
             // One after another is never sent, and would multiply what a few bytes become.
             if found.replace(known.ok_or(Refusal::EncodingNotSupported)?.1).is_some() {
@@ -79,7 +80,8 @@ impl Coding {
 
     fn malformed(self) -> Refusal {
         let name = self.name();
-        let message = format!("the body is not valid {name}, as Content-Encoding says; compress it, or leave out the header");
+        let message =
+            format!("the body is not valid {name}, as Content-Encoding says; compress it, or leave out the header");
         Refusal::BadRequest { message, param: None }
     }
 
@@ -234,7 +236,11 @@ mod tests {
     async fn decoded(coding: Coding, body: Vec<u8>) -> Result<Bytes, Refusal> {
         let clients = ClientLimits::of_bodies(1 << 30);
         let decoded = decode(coding, body.into(), LIMIT, &clients).await;
-        assert_eq!(clients.view().body_bytes, decoded.as_ref().map_or(0, |body| body.len() as u64), "only the result counts");
+        assert_eq!(
+            clients.view().body_bytes,
+            decoded.as_ref().map_or(0, |body| body.len() as u64),
+            "only the result counts"
+        );
         decoded
     }
 
@@ -288,13 +294,15 @@ mod tests {
     #[tokio::test]
     async fn size_and_ratio_are_bounded() {
         let large = vec![b'x'; LIMIT as usize + 1];
-        for (coding, bomb) in [(Coding::Gzip, gzip(&large)), (Coding::Deflate, zlib(&large)), (Coding::Zstd, zstd(&large))]
+        for (coding, bomb) in
+            [(Coding::Gzip, gzip(&large)), (Coding::Deflate, zlib(&large)), (Coding::Zstd, zstd(&large))]
         {
             assert_eq!(decoded(coding, bomb).await.unwrap_err(), Refusal::BodyExpands { times: EXPANDS_MAX });
         }
-        assert_eq!(decoded(Coding::Gzip, gzip(&text(LIMIT as usize + 1))).await.unwrap_err(), Refusal::BodyTooLarge {
-            limit: LIMIT
-        });
+        assert_eq!(
+            decoded(Coding::Gzip, gzip(&text(LIMIT as usize + 1))).await.unwrap_err(),
+            Refusal::BodyTooLarge { limit: LIMIT }
+        );
         let free = vec![b'x'; EXPANDS_FREE as usize];
         assert!(decoded(Coding::Zstd, zstd(&free)).await.unwrap() == free);
     }

@@ -11,15 +11,15 @@
 //!
 //! Credentials: a client may send several, such as the token of its own session beside a key. The gateway takes the first that
 //! is a key of its own, in this order: bearer tokens in `Authorization`, then `x-api-key` (Anthropic), then `api-key` (Azure).
-//! If keys are configured, no credential is forwarded, whoever it is for. Otherwise they are for the engine; if there is no
+//! If keys are configured, no credential is forwarded. Otherwise they are for the engine; if there is no
 //! `Authorization`, the other two are translated to the bearer token that vLLM reads.
 
 use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName,
+    HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
 use crate::config::{Config, limits};

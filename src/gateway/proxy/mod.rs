@@ -46,6 +46,6 @@ mod upstream;
 pub use app::{Gateway, ProxyFlow};
 pub use clients::ClientLimits;
 pub use ending::{Ending, Ends};
-pub use local::LocalRoutes;
 pub use listener::{ListenError, Listener, listen};
+pub use local::LocalRoutes;
 pub use upstream::UpstreamConnector;

@@ -387,7 +387,11 @@ fn a_query_is_read_with_each_of_its_documents() {
     let once = r#"{"state":{"a":"bcd"},"questions":{"x":{"type":"bool"}}}"#;
     let question = r#"{"type":"bool"}"#.len();
     let state = characters(Route::Decisions, once) - question as u64;
-    assert_eq!(characters(Route::Decisions, asked), 2 * (state + question as u64), "the state is read for each question");
+    assert_eq!(
+        characters(Route::Decisions, asked),
+        2 * (state + question as u64),
+        "the state is read for each question"
+    );
     assert_eq!(read(Route::Decisions, asked.as_bytes()).unwrap().prompts, 2);
 }
 
