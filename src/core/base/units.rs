@@ -32,7 +32,10 @@ pub enum UnitError {
     /// The string does not begin with a number.
     #[error("'{0}' is not {1}")]
     NotANumber(String, &'static str),
-    /// The unit is unknown (or missing where one is needed).
+    /// There is none where one is needed.
+    #[error("'{0}' has no unit; write \"{0}s\" for seconds, \"{0}ms\" or \"{0}m\"")]
+    NoUnit(String),
+    /// The unit is unknown.
     #[error("'{0}' has no known unit; write {1}")]
     UnknownUnit(String, &'static str),
     /// The value is too large or not a whole number of base units.
@@ -122,7 +125,11 @@ fn parse(text: &str, tables: &[&[(&str, u64)]], wanted: &'static str, base: &'st
         .flat_map(|table| table.iter())
         .find(|(name, _)| *name == unit)
         .map(|(_, scale)| *scale)
-        .ok_or_else(|| UnitError::UnknownUnit(text.to_owned(), wanted))?;
+        .ok_or_else(|| match unit {
+        // Only durations have no base unit.
+        "" => UnitError::NoUnit(trimmed.to_owned()),
+        _ => UnitError::UnknownUnit(text.to_owned(), wanted),
+    })?;
     scaled(&number, scale).ok_or_else(|| UnitError::OutOfRange(text.to_owned(), base))
 }
 
@@ -218,10 +225,7 @@ mod tests {
     #[test]
     fn a_bare_duration_is_refused_because_it_is_ambiguous() {
         let error = "30".parse::<Period>().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "'30' has no known unit; write a duration such as \"250ms\", \"20s\", \"5m\" or \"1h\""
-        );
+        assert_eq!(error.to_string(), "'30' has no unit; write \"30s\" for seconds, \"30ms\" or \"30m\"");
     }
 
     #[test]

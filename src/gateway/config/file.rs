@@ -80,7 +80,11 @@ impl Document {
         let (table, errors) = DeTable::parse_recoverable(text);
         let problem = |error: &toml::de::Error| {
             let origin = lines.origin(error.span().map_or(0, |span| span.start));
-            let message = error.message().lines().collect::<Vec<_>>().join("; ");
+            let mut message = error.message().lines().collect::<Vec<_>>().join("; ");
+            // The parser says neither which key nor what to do.
+            if let (true, Some(key)) = (message == "duplicate key", error.span().and_then(|span| text.get(span))) {
+                message = format!("the key {key} is set twice; remove one of the two");
+            }
             Problem::new(String::new(), origin, Situation::Syntax { message })
         };
         if !errors.is_empty() {

@@ -22,12 +22,15 @@ use super::rules;
 use super::setting::{Setting, quote};
 use sluice_core::base::Tokens;
 
-/// `--threshold` unless it is given: the prompt length that separates the short from the long pool.
+/// `--threshold` unless it is given: prompts of this many tokens or more need a permit, and belong to the long pool if there is
+/// one.
 const FLAG_THRESHOLD: Tokens = Tokens(5_000);
-/// Long prompts in prefill at once on a backend of the short pool: one, so that short ones keep moving.
+/// Long prompts in prefill at once on a backend of the only pool, or of the short one: one, so that short ones keep moving.
 const FLAG_SHORT_LONG_SLOTS: u32 = 1;
 /// Long prompts in prefill at once on a backend of the long pool.
 const FLAG_LONG_LONG_SLOTS: u32 = 2;
+/// Requests in flight on a backend of the long pool, as in `config/short-long.toml`: each takes much of the KV cache.
+const FLAG_LONG_SLOTS: u32 = 16;
 
 /// A configuration with what is known about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,8 +104,8 @@ impl Config {
         parse_with(text, source, (sets, &[]), surroundings)
     }
 
-    /// Makes a configuration of flags: one pool for everything, or, when there are long backends, a
-    /// short pool and a long one that spills into it, with bounded long prefills on both.
+    /// Makes a configuration of flags: one pool for everything, as `config/one-pool.toml`, or, when there are long backends, a
+    /// short pool and a long one that spills into it. Long prefills are bounded on every backend.
     ///
     /// # Errors
     /// Every problem at once, such as a malformed URL.
@@ -134,6 +137,7 @@ fn finish(
     let mut problems = document.set_all(sets);
     added::add(&mut document, added);
     let mut report = Report::new(&document, surroundings);
+    report.keys = Config::FIELDS;
     let root = Entry { value: Value::Table(document.root.clone()), origin: Origin::Default };
     let place = Place { path: String::new(), origin: Origin::Default };
     let mut config = Config::read(&root, &place, &KeySpec::ROOT, &mut report);
@@ -162,22 +166,20 @@ fn written(flags: &Flags) -> String {
             put(&mut out, format_args!("{key} = {}", quote(value)));
         }
     }
-    if flags.long.is_empty() {
-        put(&mut out, format_args!("[[pool]]\nname = \"default\""));
-        backends(&mut out, &flags.backends);
-        return out;
-    }
     let threshold = flags.threshold.unwrap_or(FLAG_THRESHOLD);
-    let mut pool = |name: &str, range: &str, slots: u32, spill: &str, urls: &[String]| {
-        put(&mut out, format_args!("[[pool]]\nname = \"{name}\"\nprompt_tokens = {{ {range} = \"{threshold}\" }}"));
-        put(
-            &mut out,
-            format_args!("long_prefix = {{ threshold = \"{threshold}\", slots = {slots} }}\nspill = [{spill}]"),
-        );
+    let mut pool = |name: &str, keys: &str, slots: u32, urls: &[String]| {
+        put(&mut out, format_args!("[[pool]]\nname = \"{name}\"\npolicy = \"least_work\"\n{keys}"));
+        put(&mut out, format_args!("long_prefix = {{ threshold = \"{threshold}\", slots = {slots} }}"));
         backends(&mut out, urls);
     };
-    pool("short", "max", FLAG_SHORT_LONG_SLOTS, "", &flags.backends);
-    pool("long", "min", FLAG_LONG_LONG_SLOTS, "\"short\"", &flags.long);
+    if flags.long.is_empty() {
+        pool("default", "", FLAG_SHORT_LONG_SLOTS, &flags.backends);
+        return out;
+    }
+    let short = format!("prompt_tokens = {{ max = \"{threshold}\" }}");
+    let long = format!("prompt_tokens = {{ min = \"{threshold}\" }}\nslots = {FLAG_LONG_SLOTS}\nspill = [\"short\"]");
+    pool("short", &short, FLAG_SHORT_LONG_SLOTS, &flags.backends);
+    pool("long", &long, FLAG_LONG_LONG_SLOTS, &flags.long);
     out
 }
 

@@ -49,6 +49,15 @@ impl Origins {
         self.0.get(path).copied().unwrap_or_default()
     }
 
+    /// The same for a table: where its first key that was written came from.
+    pub(super) fn nearest(&self, path: &str) -> Origin {
+        let below =
+            |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+        let keys = self.0.range(path.to_owned()..).take_while(|(key, _)| key.starts_with(path));
+        let written = keys.filter(|(key, origin)| below(key) && **origin != Origin::Default);
+        written.map(|(_, origin)| *origin).min().unwrap_or_default()
+    }
+
     pub(super) fn note(&mut self, path: String, origin: Origin) {
         self.0.insert(path, origin);
     }

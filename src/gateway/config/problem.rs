@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::limits::MAX_PROBLEMS;
-use super::origin::Origin;
+use super::origin::{Origin, Origins};
 pub use super::suggestion::Suggestion;
 use super::topic::Topic;
 
@@ -144,7 +144,8 @@ pub enum Situation {
     )]
     SameTraffic { first: String },
     #[error(
-        "requests could belong to '{first}' too, and each takes part in one experiment only; use its layer '{layer}' with another part of the traffic"
+        "requests could belong to '{first}' too, and each takes part in one experiment only; use its layer '{layer}' with another part of the traffic, \
+         or remove '{first}' once it is over"
     )]
     OtherLayer { first: String, layer: String },
     #[error("traffic.from must be below traffic.to")]
@@ -212,6 +213,10 @@ pub enum Situation {
     FolderMissing { path: String },
     #[error("{path} is a folder; write the name of a file")]
     IsFolder { path: String },
+    #[error("{reason}")]
+    Unusable { reason: String },
+    #[error("the engine would not start: {reason}")]
+    EngineUnfit { reason: String },
 
     #[error("cannot use {path}: {reason}")]
     PemFile { path: String, reason: String },
@@ -331,6 +336,8 @@ impl Situation {
             }
             Self::Digest | Self::SameKey { .. } | Self::PlainSecret | Self::PlainSecretInCommand => Topic::Secrets,
             Self::FileMissing { .. } | Self::FolderMissing { .. } | Self::IsFolder { .. } => Topic::Files,
+            Self::Unusable { .. } => Topic::Files,
+            Self::EngineUnfit { .. } => Topic::Backends,
             Self::PemFile { .. } | Self::Tls { .. } | Self::TlsName { .. } | Self::VerifyWithoutCa => Topic::Tls,
             Self::CertificateWithoutKey
             | Self::KeyWithoutCertificate
@@ -354,6 +361,11 @@ impl Situation {
 impl Problem {
     pub(super) fn new(path: String, origin: Origin, situation: Situation) -> Self {
         Self { path, origin, situation }
+    }
+
+    /// A problem that is found outside of this module, at a key of a configuration that is valid by itself.
+    pub fn at(path: String, origins: &Origins, situation: Situation) -> Self {
+        Self { origin: origins.nearest(&path), path, situation }
     }
 
     /// The key, such as `pool[0].long_prefix.slots`; empty when it concerns the file as a whole.
@@ -421,6 +433,11 @@ impl Problems {
         Self { source: source.to_owned(), errors, warnings }
     }
 
+    /// One line per error, with the name of the file.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.errors.iter().map(|problem| Located(&self.source, problem).to_string())
+    }
+
     /// One line per warning, with the name of the file.
     pub fn write_warnings(out: &mut dyn fmt::Write, source: &str, warnings: &[Problem]) -> fmt::Result {
         warnings.iter().try_for_each(|problem| writeln!(out, "warning: {}", Located(source, problem)))
@@ -439,8 +456,8 @@ impl fmt::Display for Located<'_> {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for problem in self.errors.iter().take(MAX_PROBLEMS) {
-            writeln!(f, "error: {}", Located(&self.source, problem))?;
+        for line in self.lines().take(MAX_PROBLEMS) {
+            writeln!(f, "error: {line}")?;
         }
         Self::write_warnings(f, &self.source, &self.warnings[..self.warnings.len().min(MAX_PROBLEMS)])?;
         let count = self.errors.len();

@@ -22,8 +22,8 @@ const HEADER: &str = "\
 # Units: prompt lengths take k and M (5k = 5,000 tokens), sizes take KiB, MiB and GiB, durations take ms, s, m, h and d.
 # Relative paths start at the folder of the configuration file.
 #
-#   sluice check --config FILE      report every problem, or print the resolved configuration
-#   sluice serve --config FILE      run the gateway; SIGHUP or POST /admin/reload reads the file again
+#   sluice check FILE               report every problem, or print the resolved configuration
+#   sluice serve FILE               run the gateway; SIGHUP or POST /admin/reload reads the file again
 #   --set KEY=VALUE                 change one value: --set pool.short.slots=32, --set server.listen=0.0.0.0:8080
 ";
 

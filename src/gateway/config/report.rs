@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::file::{Document, Entry, Table, Value};
+use super::key::Field;
 use super::machine::Machine;
 use super::origin::{Origin, Origins};
 use super::problem::{Problem, Situation, Suggestion};
@@ -70,13 +71,15 @@ pub(super) struct Report<'s> {
     pub(super) names: Names,
     pub(super) problems: Vec<Problem>,
     pub(super) origins: Origins,
+    /// The keys of the whole configuration, to say where one belongs.
+    pub(super) keys: &'static [Field],
     document: &'s Document,
 }
 
 impl<'s> Report<'s> {
     pub(super) fn new(document: &'s Document, surroundings: &'s Surroundings<'s>) -> Self {
         let (problems, origins) = (Vec::new(), Origins::default());
-        Self { surroundings, names: Names::written(document), problems, origins, document }
+        Self { surroundings, names: Names::written(document), problems, origins, keys: &[], document }
     }
 
     /// Adds a problem at a place.

@@ -230,6 +230,24 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
         let path = at(&format!("backend[{index}]"));
         names.claim(&backend.name, format!("{path}.name"), report);
         check_commands(backend, &path, report);
+        check_flags(backend, &path, report);
+    }
+}
+
+/// A flag that is written once with `-` and once with `_` is one flag, of which one value would be lost.
+fn check_flags(backend: &Backend, path: &str, report: &mut Report<'_>) {
+    let (key, args) = match &backend.target {
+        Target::Url(_) | Target::Pod(..) => return,
+        Target::Launch(launch) => ("launch", &launch.args),
+        Target::Control(_, control) => ("control", &control.args),
+    };
+    let mut first: BTreeMap<String, &String> = BTreeMap::new();
+    for name in args.keys() {
+        let dashed = name.replace('_', "-");
+        if let Some(other) = first.insert(dashed, name) {
+            let situation = Situation::Duplicate { name: name.clone(), first: format!("{path}.{key}.args.{other}") };
+            report.add_at(&format!("{path}.{key}.args.{name}"), situation);
+        }
     }
 }
 

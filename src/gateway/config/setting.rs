@@ -164,7 +164,8 @@ impl<T: Scalar> Setting for T {
     const SHAPE: Shape = if T::WORDS.is_empty() { Shape::Value } else { Shape::Word(T::WORDS) };
 
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let read = T::parse(written, report).and_then(|value| within_bounds(value, key, report));
+        let parsed = T::parse(written, report).map_err(|situation| beyond_bounds(written, key).unwrap_or(situation));
+        let read = parsed.and_then(|value| within_bounds(value, key, report));
         let checked = read.and_then(|value| match (&written.value, key.check) {
             (Value::Text(text), Some(check)) => check(text).map(|()| value),
             _ => Ok(value),
@@ -179,6 +180,13 @@ impl<T: Scalar> Setting for T {
     fn show(&self, names: &Names) -> Shown {
         Shown::Value(self.toml(names))
     }
+}
+
+/// A number that the type cannot hold is outside the bounds, which say more than the type.
+fn beyond_bounds(written: &Entry, key: &KeySpec) -> Option<Situation> {
+    let (Value::Int(number), Some((min, max))) = (&written.value, key.bounds) else { return None };
+    let is_size = min.parse::<i64>().is_ok();
+    is_size.then(|| Situation::OutOfRange { found: number.to_string(), min: min.to_owned(), max: max.to_owned() })
 }
 
 fn within_bounds<T: Scalar>(value: T, key: &KeySpec, report: &Report<'_>) -> Result<T, Situation> {

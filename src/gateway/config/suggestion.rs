@@ -13,6 +13,8 @@ const LONGEST: usize = 128;
 pub enum Suggestion {
     /// One name is near.
     Near(String),
+    /// It is a key of these tables, by their paths.
+    Elsewhere(Vec<String>),
     /// Nothing is near; these exist.
     OneOf(Vec<String>),
 }
@@ -35,6 +37,7 @@ impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Near(name) => write!(f, "did you mean '{name}'?"),
+            Self::Elsewhere(places) => write!(f, "write it as {}", places.join(" or ")),
             Self::OneOf(names) if names.is_empty() => f.write_str("there are none"),
             Self::OneOf(names) => {
                 write!(f, "known: {}", names[..names.len().min(MOST_LISTED)].join(", "))?;

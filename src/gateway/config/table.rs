@@ -15,7 +15,7 @@
 //! that is not a plain struct (a backend) wraps one that is.
 
 use super::file::{Entry, Table, Value};
-use super::key::{Fallback, Field, KeySpec};
+use super::key::{Fallback, Field, KeySpec, Shape};
 use super::origin::Origin;
 use super::problem::{Situation, Suggestion};
 use super::report::{Place, Report};
@@ -93,9 +93,37 @@ pub(super) fn open<'w>(
     };
     for (key, entry) in table.iter().filter(|(key, _)| !known().any(|name| name == *key)) {
         let place = Place { path: join(&place.path, key), origin: entry.origin };
-        report.add(&place, Situation::UnknownKey { suggestion: Suggestion::for_name(key, known()) });
+        let places = places(key, report.keys, "");
+        let is_clear = (1..=PLACES_MAX).contains(&places.len());
+        let suggestion = match !is_clear || known().any(|name| is_near(key, name)) {
+            true => Suggestion::for_name(key, known()),
+            false => Suggestion::Elsewhere(places),
+        };
+        report.add(&place, Situation::UnknownKey { suggestion });
     }
     Some(table)
+}
+
+/// A key of more tables than this belongs to none in particular.
+const PLACES_MAX: usize = 4;
+
+/// The tables below `fields` that have a key of this name, as paths of that key.
+fn places(key: &str, fields: &[Field], path: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for field in fields {
+        let path = join(path, field.key.name);
+        match field.shape {
+            _ if field.key.name == key => found.push(path),
+            Shape::Table(below) | Shape::Tables(below) => found.extend(places(key, below, &path)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Whether a key is probably a misspelt `name`.
+fn is_near(key: &str, name: &str) -> bool {
+    matches!(Suggestion::for_name(key, [name]), Suggestion::Near(_))
 }
 
 /// The value of one key: as written, or its default. If a required key is missing, reports that and returns a placeholder.

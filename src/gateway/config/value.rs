@@ -131,11 +131,14 @@ impl Scalar for f64 {
 }
 
 macro_rules! whole_numbers {
-    ($($name:ty: $wanted:literal;)*) => {$(
+    ($($name:ty)*) => {$(
         impl Scalar for $name {
             fn parse(written: &Entry, _: &Report<'_>) -> Result<Self, Situation> {
-                let whole = if let Value::Int(number) = written.value { Self::try_from(number).ok() } else { None };
-                whole.ok_or_else(|| wrong_type($wanted, written))
+                let Value::Int(number) = written.value else { return Err(wrong_type("a whole number", written)) };
+                Self::try_from(number).map_err(|_| match number < 0 {
+                    true => wrong_type(&format!("a whole number from {}", Self::MIN), written),
+                    false => wrong_type(&format!("a whole number up to {}", Self::MAX), written),
+                })
             }
 
             fn text(&self, _: &Names) -> String {
@@ -157,12 +160,7 @@ macro_rules! whole_numbers {
     )*};
 }
 
-whole_numbers! {
-    u16: "a whole number that is not negative or too large";
-    u32: "a whole number that is not negative or too large";
-    usize: "a whole number that is not negative or too large";
-    i32: "a whole number";
-}
+whole_numbers! { u16 u32 usize i32 }
 
 fn unit<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, Situation> {
     text.parse().map_err(|error: T::Err| Situation::Unit { reason: error.to_string() })

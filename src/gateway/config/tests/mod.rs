@@ -4,6 +4,7 @@
 //! [`Surroundings`] are fixed: four cores and 16 GiB, and the environment variables in [`environment`]. A test that needs
 //! files writes them to a temporary folder.
 
+mod advice;
 mod changes;
 mod cluster;
 mod cors;
@@ -115,6 +116,36 @@ fn flags_without_long_backends_make_one_pool_for_everything() {
         Config::from_flags(&flags, &["pool.default.slots=7".into()], &surroundings(Path::new(""))).unwrap().config;
     assert_eq!((config.pools.len(), config.pools[0].slots), (1, 7));
     assert_eq!(config.pools[0].models, super::ModelScope::All);
+}
+
+/// The pools of a sample, with what flags do not say left out: names, models, backends.
+fn arrangement(mut config: super::Config) -> Vec<super::Pool> {
+    for pool in &mut config.pools {
+        (pool.name, pool.models, pool.backends) = (String::new(), super::ModelScope::All, Vec::new());
+    }
+    config.pools
+}
+
+#[test]
+fn flags_make_the_arrangements_of_the_samples() {
+    let urls = |at: &[&str]| at.iter().map(|host| format!("http://{host}:8000")).collect::<Vec<_>>();
+    for (sample, backends, long) in [("one-pool", &["a", "b"][..], &[][..]), ("short-long", &["a"], &["b"])] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../config/{sample}.toml"));
+        let flags = Flags { backends: urls(backends), long: urls(long), ..Flags::default() };
+        let made = Config::from_flags(&flags, &[], &surroundings(Path::new(""))).unwrap().config;
+        assert_eq!(arrangement(made), arrangement(Config::load(&file, &[]).unwrap().config), "{sample}");
+    }
+}
+
+#[test]
+fn without_a_long_pool_the_threshold_is_that_of_the_permits() {
+    let threshold = Some(sluice_core::base::Tokens(2_000));
+    let flags = Flags { backends: vec!["http://127.0.0.1:8000".into()], threshold, ..Flags::default() };
+    let config = Config::from_flags(&flags, &[], &surroundings(Path::new(""))).unwrap().config;
+    assert_eq!(
+        config.pools[0].long_prefix.map(|long| (long.threshold.to_string(), long.slots)),
+        Some(("2k".into(), 1))
+    );
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn unknown_words_are_errors_and_never_a_default() {
 #[test]
 fn values_of_the_wrong_type_are_named() {
     one(&["pool.short.slots=many"], "pool[0].slots", "expected a whole number");
-    one(&["pool.short.slots=-1"], "pool[0].slots", "found the number -1");
+    one(&["pool.short.slots=-1"], "pool[0].slots", "-1 is outside 1 to");
     one(&["pool.short.queue=5"], "pool[0].queue", "expected a table");
     let advice = "expected a table with keys of min, max, found the text \"..5k\"";
     one(&["pool.short.prompt_tokens=..5k"], "pool[0].prompt_tokens", advice);
@@ -52,7 +52,7 @@ fn values_of_the_wrong_type_are_named() {
     one(&["pool.short.spill=[5]"], "pool[0].spill[0]", "expected a text");
     one(&["server.listen=8080"], "server.listen", "expected a text");
     one(&["server.listen=somewhere"], "server.listen", "is not an address");
-    one(&["server.drain_timeout=30"], "server.drain_timeout", "has no known unit");
+    one(&["server.drain_timeout=30"], "server.drain_timeout", "has no unit; write \"30s\"");
     one(&["server.max_body=huge"], "server.max_body", "is not a size");
     one(&["pool.short.tokens=-5"], "pool[0].tokens", "number of tokens");
 }
