@@ -30,7 +30,8 @@ pub enum AdminClientError {
     Url(String),
     /// No server responds at the address.
     #[error(
-        "no response from the admin port at {url}: {reason}; is sluice serve running, and is this its server.admin?"
+        "no response from the admin port at {url}: {reason}; is sluice serve running, and is this its server.admin? \
+         (--admin URL, or SLUICE_ADMIN)"
     )]
     Unreachable {
         /// The address.

@@ -5,7 +5,7 @@
 //! | GET `/`, `/ui/{file}` | the live page; its numbers come from `/admin/events` | no |
 //! | GET `/metrics` | Prometheus' text format | no |
 //! | GET `/health` | 200 while the process serves | no |
-//! | GET `/admin/status` | pools, backends, the last minute ([`Status`]) | yes |
+//! | GET `/admin/status` | pools, backends, the last five minutes ([`Status`]) | yes |
 //! | GET `/admin/events` | server-sent events for the live page, once a second, see [`snapshot`] | yes |
 //! | GET `/admin/history` | the last five minutes and the last hour by class and pool | yes |
 //! | GET `/admin/requests` | the slowest of the last finished requests, and the last that were shed or failed | yes |

@@ -14,7 +14,7 @@ use crate::base::BackendId;
 use crate::fleet::EngineView;
 use crate::fleet::discovery::PodsView;
 use crate::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
-use crate::telemetry::{MinuteStats, Telemetry};
+use crate::telemetry::{Telemetry, WindowStats};
 
 /// The response to `/admin/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -134,7 +134,9 @@ pub struct PoolStatus {
     /// Requests waiting.
     pub queue: Used,
     /// The last minute of the requests that belong to this pool, including those that spilled to another.
-    pub last_minute: MinuteStats,
+    pub last_minute: WindowStats,
+    /// The same of the last five minutes: the window of every number that the page, `sluice status` and `sluice top` show.
+    pub last_5_minutes: WindowStats,
     /// Its backends.
     pub backends: Vec<BackendStatus>,
 }
@@ -186,8 +188,15 @@ pub struct BackendStatus {
     /// Time per output token as observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Prompt tokens per second as observed (a guess before the first long enough prompt).
+    /// Prompt tokens per second until the first token, waiting in the engine included, as observed (a guess before the first
+    /// long enough prompt).
     pub prefill_tokens_per_second: f64,
+    /// How long ago that was last observed; absent: it is the guess.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_seen_seconds: Option<f64>,
+    /// Requests are in flight, and its engine has sent no byte for this long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent_seconds: Option<f64>,
     /// The engine's context limit, once it has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
@@ -226,6 +235,7 @@ impl Status {
             name: pool.name.to_string(),
             queue: Used { used: pool.queue_length as u64, limit: Some(pool.queue_limit as u64) },
             last_minute: telemetry.minute(&pool.name),
+            last_5_minutes: telemetry.five_minutes(&pool.name),
             backends: pool
                 .backends
                 .iter()
@@ -240,8 +250,17 @@ impl Status {
 }
 
 impl BackendStatus {
+    /// Its state for people: one that drains, and has nothing left in flight, is drained.
+    pub fn shown_state(&self) -> &str {
+        match self.state.as_str() {
+            "draining" if self.in_flight == 0 => "drained",
+            state => state,
+        }
+    }
+
     fn new(backend: &BackendView, now: Instant) -> Self {
         let (limits, used) = (&backend.limits, &backend.used);
+        let since = |moment: Instant| now.saturating_duration_since(moment).as_secs_f64();
         Self {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
@@ -262,6 +281,8 @@ impl BackendStatus {
             long_threshold: limits.long_prefix.map(|long| long.threshold),
             tpot_ms: backend.seconds_per_token.map(|seconds| seconds * 1e3),
             prefill_tokens_per_second: backend.prefill_rate,
+            prefill_seen_seconds: backend.prefill_seen.map(since),
+            silent_seconds: backend.silent_since.map(since),
             max_model_len: backend.max_model_len,
             engine: None,
         }

@@ -13,7 +13,7 @@ use crate::config;
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdminPort {
     /// The admin port
-    #[arg(long, value_name = "URL", global = true, default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
+    #[arg(long, value_name = "URL", global = true, env = "SLUICE_ADMIN", default_value_t = format!("http://{}", config::DEFAULT_ADMIN))]
     admin: String,
     /// The admin token, if the gateway has one
     #[arg(long, value_name = "TOKEN", global = true, env = "SLUICE_ADMIN_TOKEN", hide_env_values = true)]

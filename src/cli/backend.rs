@@ -52,11 +52,14 @@ enum Command {
         wait: bool,
     },
     /// Restart an engine that the gateway runs, optionally with other flags, without losing requests
+    ///
+    /// Flags with which the engine does not start, or dies or hangs before it has served for fleet.settle, are taken back:
+    /// the engine starts with the flags before them, and `sluice backend list` says why.
     Restart {
         /// The backend, such as gpu0 or short/gpu0
         name: String,
-        /// Change a flag of the engine, such as max-num-seqs=32 (repeatable)
-        #[arg(long = "set", value_name = "FLAG=VALUE")]
+        /// Change a flag of the engine, such as max-num-seqs=32 or --max-num-seqs=32 (repeatable)
+        #[arg(long = "set", value_name = "FLAG=VALUE", allow_hyphen_values = true)]
         set: Vec<String>,
         /// Drop flags changed earlier: start from the configuration
         #[arg(long)]
@@ -122,6 +125,13 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
                 follow(client, &path, |backend| (backend.in_flight == 0).then_some(Ok(()))).await?;
             }
             print_line(&format!("{path} is out of rotation"));
+            if is_last(&status, &path) {
+                eprintln!(
+                    "{path}: no other backend of pool {} is in rotation: its requests wait (queue.timeout), go where it spills \
+                     to, or are refused, until you run sluice backend enable {path}",
+                    path.pool
+                );
+            }
         }
         Command::Enable { name, wait } => {
             let path = path(&status, name)?;
@@ -144,14 +154,25 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
             let notices = started["notices"].as_array().into_iter().flatten().filter_map(Value::as_str);
             notices.for_each(|notice| eprintln!("{path}: {notice}"));
             if !*wait {
-                print_line(&format!("restart {id} of {path} has started; sluice backend list shows its progress"));
+                print_line(&format!("restart #{id} of {path} has started; sluice backend list shows its progress"));
                 return Ok(());
             }
             follow(client, &path, |backend| outcome(backend, id)).await?;
-            print_line(&format!("{path} serves with its new settings"));
+            let with = if set.is_empty() && !*reset { "again" } else { "with its new settings" };
+            print_line(&format!("{path} serves {with}"));
+            if with != "again" {
+                eprintln!("{path}: they are taken back if it dies or hangs within fleet.settle");
+            }
         }
     }
     Ok(())
+}
+
+/// Whether no other backend of the pool is in rotation.
+fn is_last(status: &Status, path: &Path) -> bool {
+    let pool = status.pools.iter().find(|pool| pool.name == path.pool);
+    let others = pool.into_iter().flat_map(|pool| &pool.backends).filter(|backend| backend.name != path.backend);
+    !others.into_iter().any(|backend| matches!(backend.state.as_str(), "ready" | "probation"))
 }
 
 /// How change `id` ended, if it has.

@@ -8,7 +8,7 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
 use serde_json::{Value, json};
 
 use crate::admin::status::{BackendStatus, Status};
-use crate::fleet::EngineView;
+use crate::fleet::{EngineView, LastChange};
 
 /// Columns of a usual terminal window.
 const WIDTH: u16 = 100;
@@ -54,18 +54,22 @@ fn narrow_table(status: &Status) -> String {
         let mut row = vec![
             name.clone(),
             backend.url.clone(),
-            backend.state.clone(),
+            backend.shown_state().to_owned(),
             in_flight(backend),
             engine.map_or_else(|| "external".to_owned(), doing),
             engine.map_or_else(|| "-".to_owned(), |engine| engine.restarts.to_string()),
-            change.map_or_else(|| "-".to_owned(), |change| format!("{} {}", change.id, change.outcome)),
+            change.map_or_else(|| "-".to_owned(), outcome),
         ];
         if !addresses {
             row.remove(1);
         }
         table.add_row(row);
-        if let Some(note) = engine.and_then(note).or_else(|| backend.reason.clone()) {
-            notes.add_row([name, note]);
+        let said = [
+            engine.and_then(note).or_else(|| backend.reason.clone()),
+            engine.and_then(|engine| engine.taken_back.as_ref()).map(|text| format!("taken back: {text}")),
+        ];
+        for note in said.into_iter().flatten() {
+            notes.add_row([name.clone(), note]);
         }
     }
     if notes.is_empty() {
@@ -84,9 +88,9 @@ fn wide_table(status: &Status) -> String {
     for (pool, backend) in all(status) {
         let engine = backend.engine.clone().unwrap_or_default();
         let managed = |text: String| if backend.engine.is_some() { text } else { "-".to_owned() };
-        let change = engine.last_change.as_ref().map(|last| match &last.why {
-            Some(why) => format!("{} {}: {why}", last.id, last.outcome),
-            None => format!("{} {}", last.id, last.outcome),
+        let change = engine.last_change.as_ref().map(|last| match (&engine.taken_back, &last.why) {
+            (Some(why), _) | (None, Some(why)) => format!("{}: {why}", outcome(last)),
+            (None, None) => outcome(last),
         });
         let mut now = activity(&engine);
         if let Some(why) = engine.why.as_ref().filter(|_| is_over(&engine)) {
@@ -95,7 +99,7 @@ fn wide_table(status: &Status) -> String {
         table.add_row([
             format!("{pool}/{}", backend.name),
             backend.url.clone(),
-            backend.state.clone(),
+            backend.shown_state().to_owned(),
             in_flight(backend),
             if backend.engine.is_some() { now } else { "external".to_owned() },
             managed(engine.restarts.to_string()),
@@ -122,6 +126,11 @@ fn in_flight(backend: &BackendStatus) -> String {
         Some(limit) => format!("{}/{limit}", backend.in_flight),
         None => backend.in_flight.to_string(),
     }
+}
+
+/// How a change ended. The number is marked, so that it does not read as a count.
+fn outcome(change: &LastChange) -> String {
+    format!("#{} {}", change.id, change.outcome.replace('_', " "))
 }
 
 /// Whether the engine serves again after its last failure.
@@ -185,7 +194,6 @@ fn age(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::admin::status::{PoolStatus, Used};
-    use crate::fleet::LastChange;
 
     const DIED: &str = "engine_died: EngineCore encountered an issue. See stack trace above for the root cause; \
                         the log has the cause: /var/lib/sluice/short.gpu1.log";

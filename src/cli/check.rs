@@ -2,33 +2,32 @@
 //!
 //! A valid configuration is printed to stdout as TOML that can be used as it is. A comment at each key names its origin: a
 //! line of the file, `--set`, or a default. Secrets are shown as their references or masked. Warnings go to stderr. An
-//! invalid configuration prints all its errors to stderr and nothing to stdout. Nothing is bound or started, and nothing is
+//! invalid configuration prints all its errors to stderr and nothing to stdout. The checks are those of a start and of a reload
+//! ([`checks`]). Nothing is bound, and no engine is started: a program of `launch` is run with `--help=all` only. Nothing is
 //! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`).
 //! Exit codes: 0 valid; 1 a backend is not as configured (`--probe`); 78 not valid.
 
 mod probe;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::config_file::{ConfigFile, NoFile};
 use crate::config::{Config, Loaded, Problems, Resolved};
+use crate::serve::checks::{self, Purpose};
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
+/// Exit code of wrong usage, as clap's own.
+const EXIT_USAGE: u8 = 2;
 
 /// Validate a configuration and print it with all defaults.
 #[derive(Clone, Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["file", "config"])))]
 #[command(after_help = "\
 Exit status: 0 valid, 78 not valid; with --probe also 1, if a backend is not as configured")]
 pub struct CheckArgs {
-    /// The configuration file
-    #[arg(value_name = "FILE")]
-    pub file: Option<PathBuf>,
-    /// The same, as `sluice serve` takes it
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    file: ConfigFile,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -48,18 +47,40 @@ pub fn run(args: &CheckArgs) -> ExitCode {
 
 /// Runs the command. Returns the exit code. A reader that leaves early (`| head`) is no failure.
 fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let file = args.file.as_deref().or(args.config.as_deref()).unwrap_or(Path::new(""));
-    let loaded = match Config::load(file, &args.set) {
+    let Some(file) = args.file.path() else {
+        let _ = writeln!(err, "{}", NoFile { instead: "" });
+        return EXIT_USAGE;
+    };
+    let loaded = match Config::load(&file, &args.set) {
         Ok(loaded) => loaded,
         Err(problems) => {
             let _ = writeln!(err, "{problems}");
             return EXIT_CONFIG;
         }
     };
+    let remarks = match checked(&loaded) {
+        Ok(remarks) => remarks,
+        Err(problems) => {
+            let _ = writeln!(err, "{problems}");
+            return EXIT_CONFIG;
+        }
+    };
     if !args.quiet {
+        for remark in remarks {
+            let _ = writeln!(err, "warning: {}: {remark}", loaded.source);
+        }
         report(args, &loaded, out, err);
     }
     if args.probe { probe::run(&loaded.config, args.quiet, out, err) } else { 0 }
+}
+
+/// The checks that a start or a reload runs.
+fn checked(loaded: &Loaded) -> Result<Vec<String>, Problems> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(checks::check(loaded, Purpose::Look)),
+        Err(error) => Ok(vec![format!("the engines are not checked: no thread can be started: {error}")]),
+    }
 }
 
 /// Warnings, the configuration unless the backends are asked instead, and that it is valid.
@@ -128,9 +149,9 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_given_once() {
+    fn the_file_is_given_at_most_once() {
         let parsed = |words: &[&str]| Cli::try_parse_from([&["check"], words].concat()).is_ok();
         assert!(parsed(&["a.toml"]) && parsed(&["--config", "a.toml"]));
-        assert!(!parsed(&[]) && !parsed(&["a.toml", "--config", "b.toml"]));
+        assert!(parsed(&[]) && !parsed(&["a.toml", "--config", "b.toml"]));
     }
 }

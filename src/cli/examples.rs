@@ -13,8 +13,8 @@ const EXAMPLES: &[Examples] = &[
     (
         &["serve"],
         &[
-            "sluice serve --config sluice.toml",
-            "sluice serve --upgrade --config sluice.toml",
+            "sluice serve sluice.toml",
+            "sluice serve --upgrade sluice.toml",
             "sluice serve --backend http://gpu0:8000 --backend http://gpu1:8000",
             "sluice serve --backend http://gpu0:8000 --long http://gpu1:8000 --threshold 5k",
         ],
@@ -80,7 +80,7 @@ const EXAMPLES: &[Examples] = &[
     (&["experiment", "show"], &["sluice experiment show lora-v2"]),
     (
         &["experiment", "create"],
-        &["sluice experiment create lora-v2.json", "sluice experiment create - < lora-v2.json"],
+        &["sluice experiment create lora-v2.toml", "sluice experiment create - < lora-v2.json"],
     ),
     (&["experiment", "remove"], &["sluice experiment remove lora-v2"]),
     (&["experiment", "start"], &["sluice experiment start lora-v2"]),
@@ -98,11 +98,13 @@ const EXAMPLES: &[Examples] = &[
     (&["backend", "drain"], &["sluice backend drain short/gpu0 --wait"]),
     (
         &["backend", "restart"],
-        &["sluice backend restart gpu1 --set max-num-seqs=128 --wait", "sluice backend restart gpu1 --reset"],
+        &["sluice backend restart gpu1 --set --max-num-seqs=128 --wait", "sluice backend restart gpu1 --reset"],
     ),
     (&["backend", "logs"], &["sluice backend logs gpu1", "sluice backend logs short/gpu1 -f -n 20"]),
     (&["backend", "enable"], &["sluice backend enable gpu1 --wait"]),
+    (&["reload"], &["sluice reload", "sluice reload --admin http://gw1:8081"]),
     (&["explain"], &["sluice explain", "sluice explain queue_full", "sluice explain config-pools config-tls"]),
+    (&["version"], &["sluice version"]),
     (
         &["completions"],
         &["sluice completions bash > /etc/bash_completion.d/sluice", "sluice completions fish | source"],

@@ -1,6 +1,6 @@
-//! `sluice completions SHELL` and `sluice man DIR`: files for the shell and for `man`, generated from the flags.
+//! `sluice completions SHELL`, `sluice man DIR` and `sluice version`: what a package prints or installs of the command line.
 //!
-//! Both are made from the same definitions as `--help`, so they cannot be out of date. Hidden subcommands are left out.
+//! The first two are made from the same definitions as `--help`, so they cannot be out of date. Hidden subcommands are left out.
 //! Exit codes: 0 written; 1 a page could not be written; 2 wrong usage.
 
 use std::io::Write as _;
@@ -23,6 +23,12 @@ pub struct ManArgs {
     /// The folder; it is created if it does not exist
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
+}
+
+/// Runs `sluice version`.
+pub fn version(version: &str) -> ExitCode {
+    let _ = writeln!(std::io::stdout(), "sluice {version}");
+    ExitCode::SUCCESS
 }
 
 /// Runs `sluice completions` for the command line `command`.

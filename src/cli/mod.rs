@@ -4,6 +4,7 @@
 //! 2 wrong usage (clap's own), 78 configuration error. Results go to stdout, everything else to stderr.
 
 mod admin_command;
+mod config_file;
 mod backend_list;
 mod backend_logs;
 pub mod backend;
@@ -17,6 +18,7 @@ pub mod lab;
 mod examples;
 mod terminal;
 mod line;
+pub mod reload;
 pub mod report;
 mod runtime;
 pub mod serve;
@@ -27,6 +29,7 @@ pub mod tune;
 pub mod tuner;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
@@ -64,20 +67,30 @@ enum Command {
     Tuner(tuner::TunerArgs),
     /// Drain, restart and enable backends of a running gateway
     Backend(backend::BackendArgs),
+    /// Let a running gateway read its configuration file again
+    Reload(reload::ReloadArgs),
     /// Simulate `vllm serve` on a GPU of your choice
     #[command(disable_help_flag = true)]
     Sim(sim::SimArgs),
     /// Explain an error by its code, or list all codes
     Explain(explain::ExplainArgs),
+    /// Print the version
+    Version,
     /// Print a completion script for a shell
     Completions(generate::CompletionsArgs),
     /// Write the manual pages, one for each subcommand
     Man(generate::ManArgs),
 }
 
+/// The version, with the commit where the build names one in the variable `SLUICE_COMMIT`.
+static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("SLUICE_COMMIT") {
+    Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
+    _ => env!("CARGO_PKG_VERSION").to_owned(),
+});
+
 /// The command line with the examples of each subcommand.
 fn command() -> clap::Command {
-    examples::add(Cli::command())
+    examples::add(Cli::command().version(VERSION.as_str()))
 }
 
 /// Parses the command line and runs the subcommand.
@@ -100,8 +113,10 @@ pub fn run() -> ExitCode {
         Command::Experiment(args) => experiment::run(&args),
         Command::Tuner(args) => tuner::run(&args),
         Command::Backend(args) => backend::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Sim(args) => sim::run(args.args),
         Command::Explain(args) => explain::run(&args),
+        Command::Version => generate::version(&VERSION),
         Command::Completions(args) => generate::completions(&args, command()),
         Command::Man(args) => generate::man(&args, command()),
     }

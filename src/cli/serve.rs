@@ -16,9 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::admin_command::usage;
 use super::check::EXIT_CONFIG;
+use super::config_file::{ConfigFile, NoFile};
 use crate::base::Tokens;
 use crate::config::{Config, Flags, Loaded, Problems, Surroundings};
+use crate::serve::checks::{self, Purpose};
 use crate::serve::upgrade::{self, Door, take_over};
 use crate::serve::{self, Running, Sockets, Source, StartError, systemd};
 use crate::telemetry::log;
@@ -38,28 +41,26 @@ Health checks, on the client port:
   GET /ready        200 while a pool has a backend that takes requests, and the gateway is not stopping; else 503
 
 Metrics are at /metrics on the admin port.")]
-#[command(group(clap::ArgGroup::new("what").required(true).multiple(false).args(["config", "backend"])))]
 pub struct ServeArgs {
-    /// The configuration file
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file)
-    #[arg(long, value_name = "URL")]
+    #[command(flatten)]
+    file: ConfigFile,
+    /// A vLLM server, such as http://127.0.0.1:8000 (repeatable; instead of a file). Each prefills one long prompt at a time
+    #[arg(long, value_name = "URL", conflicts_with = "the file")]
     pub backend: Vec<String>,
     /// A vLLM server for long prompts (repeatable): makes a short and a long pool
     #[arg(long, value_name = "URL", requires = "backend")]
     pub long: Vec<String>,
-    /// Prompts of this many tokens or more are long [default: 5k]
-    #[arg(long, value_name = "TOKENS", requires = "long")]
+    /// Prompts of this many tokens or more are long, with --backend [default: 5k]
+    #[arg(long, value_name = "TOKENS", requires = "backend")]
     pub threshold: Option<Tokens>,
     /// Address for clients, with --backend [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
+    #[arg(long, value_name = "ADDRESS", requires = "backend")]
     pub listen: Option<String>,
     /// Address for metrics and the admin API, with --backend [default: 127.0.0.1:8081]
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
+    #[arg(long, value_name = "ADDRESS", requires = "backend")]
     pub admin: Option<String>,
     /// Take the place of the gateway that runs with this file: no connection is refused, no stream cut
-    #[arg(long, requires = "config", conflicts_with = "backend")]
+    #[arg(long, conflicts_with = "backend")]
     pub upgrade: bool,
     /// Change one value, such as pool.short.slots=32 or server.listen=0.0.0.0:8080 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -74,7 +75,12 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         eprintln!("cannot handle signals: {error}");
         return ExitCode::FAILURE;
     }
-    let (loaded, source) = match load(args) {
+    let file = match args.file.path() {
+        _ if !args.backend.is_empty() => None,
+        Some(path) => Some(path),
+        None => return usage(&NoFile { instead: ", or name engines: sluice serve --backend URL" }),
+    };
+    let (loaded, source) = match load(args, file) {
         Ok(loaded) => loaded,
         Err(problems) => {
             eprintln!("{problems}");
@@ -85,6 +91,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         eprintln!("{error} (sluice explain start)");
         return ExitCode::FAILURE;
     }
+    tracing::info!("configuration: {}", whole_path(&loaded.source, &source));
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -96,7 +103,16 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         .build();
     match runtime {
         Ok(runtime) => {
-            let code = runtime.block_on(serve(loaded.config, source, args.upgrade, program.ok()));
+            let code = match runtime.block_on(checks::check(&loaded, Purpose::Start)) {
+                Ok(remarks) => {
+                    remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
+                    runtime.block_on(serve(loaded.config, source, args.upgrade, program.ok()))
+                }
+                Err(problems) => {
+                    eprintln!("{problems}");
+                    ExitCode::from(EXIT_CONFIG)
+                }
+            };
             super::runtime::end(runtime);
             code
         }
@@ -116,10 +132,18 @@ fn survive_signals() -> std::io::Result<()> {
     signal(SignalKind::user_defined2()).map(drop)
 }
 
-fn load(args: &ServeArgs) -> Result<(Loaded, Source), Problems> {
-    if let Some(path) = &args.config {
-        let loaded = Config::load(path, &args.set)?;
-        return Ok((loaded, Source::File { path: path.clone(), sets: args.set.clone() }));
+/// The configuration for the log: a file with its whole path, because a relative one does not say which folder is meant.
+fn whole_path(name: &str, source: &Source) -> String {
+    match source {
+        Source::File { path, .. } => std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string(),
+        Source::Fixed => name.to_owned(),
+    }
+}
+
+fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Problems> {
+    if let Some(path) = file {
+        let loaded = Config::load(&path, &args.set)?;
+        return Ok((loaded, Source::File { path, sets: args.set.clone() }));
     }
     let flags = Flags {
         backends: args.backend.clone(),
@@ -163,7 +187,8 @@ async fn serve(config: Config, source: Source, upgrade: bool, program: Option<Pa
         Err(error) => {
             let code = if matches!(error, StartError::Upgrade(_)) { "upgrade" } else { "start" };
             tracing::error!("{error} (sluice explain {code})");
-            return ExitCode::FAILURE;
+            let is_configured = matches!(error, StartError::Tokenizer { .. } | StartError::Ports(_));
+            return if is_configured { ExitCode::from(EXIT_CONFIG) } else { ExitCode::FAILURE };
         }
     };
     tracing::info!("serving clients on {scheme}://{}", running.client_address());

@@ -2,7 +2,7 @@
 //!
 //! Reads `/admin/status` and prints a line for each pool, one table of all backends, and why those that are not ready are not;
 //! or with `--json` the JSON as received; with `--watch` again every
-//! second until Ctrl-C. Latencies are of the last minute, of requests that belong to the pool.
+//! second until Ctrl-C. Rates, latencies and counts are of the last five minutes, of requests that belong to the pool.
 //! Exit codes: 0 printed; 1 no valid response (the message says what to do); 2 wrong usage.
 //! `--watch` continues while the gateway does not respond: it may be restarting.
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
-use super::admin_command::{AdminPort, with_client};
+use super::admin_command::{AdminPort, exit_code, with_client};
 use super::backend_list::activity;
-use super::terminal::{stdout_width, wrapped};
+use super::terminal::{print_to_stdout, stdout_width, wrapped};
 use crate::admin::status::{BackendStatus, ClusterStatus, PoolStatus, Status, Used};
 use crate::admin::{AdminClient, AdminClientError};
 use crate::telemetry::Quantiles;
@@ -48,8 +48,7 @@ pub fn run(args: &StatusArgs) -> ExitCode {
 
 async fn once(client: &AdminClient, json: bool) -> ExitCode {
     match fetch(client, json, Style::of_stdout()).await {
-        Ok(text) if print(&text) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
+        Ok(text) => exit_code(print_to_stdout(&text)),
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
@@ -147,6 +146,10 @@ fn render(status: &Status, style: Style) -> String {
             let line = format!("{}/{}: this gateway's share: {share}\n", pool.name, backend.name);
             text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
         }
+        if let Some(taken_back) = backend.engine.as_ref().and_then(|engine| engine.taken_back.as_ref()) {
+            let line = format!("{}/{}: a change was taken back: {taken_back}\n", pool.name, backend.name);
+            text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
+        }
         if let Some(reason) = why(backend) {
             let line = format!("{}/{}: {reason}\n", pool.name, backend.name);
             text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
@@ -198,33 +201,38 @@ fn share(backend: &BackendStatus) -> Option<String> {
     (!smaller.is_empty()).then(|| smaller.join(", "))
 }
 
+/// Silence of an engine with requests in flight that is worth a line, seconds: a long prefill is over by then.
+const SILENCE_SHOWN: f64 = 10.0;
+
 /// Why a backend is not ready, or what its engine is doing.
 pub(super) fn why(backend: &BackendStatus) -> Option<String> {
     let busy = backend.engine.as_ref().filter(|engine| engine.step != "serve").map(activity);
-    match (busy, &backend.reason) {
-        (Some(activity), Some(reason)) => Some(format!("{}: {reason}; engine: {activity}", backend.state)),
-        (Some(activity), None) => Some(format!("{}: {activity}", backend.state)),
-        (None, Some(reason)) => Some(format!("{}: {reason}", backend.state)),
+    let silence = backend.silent_seconds.filter(|seconds| *seconds >= SILENCE_SHOWN);
+    let silent = silence.map(|seconds| format!("no bytes for {seconds:.0} s, {} in flight", backend.in_flight));
+    match (busy, backend.reason.clone().or(silent)) {
+        (Some(activity), Some(reason)) => Some(format!("{}: {reason}; engine: {activity}", backend.shown_state())),
+        (Some(activity), None) => Some(format!("{}: {activity}", backend.shown_state())),
+        (None, Some(reason)) => Some(format!("{}: {reason}", backend.shown_state())),
         (None, None) => None,
     }
 }
 
 /// One line about a pool: queue, rate, latencies, failures.
 fn headline(pool: &PoolStatus) -> String {
-    let minute = &pool.last_minute;
+    let recent = &pool.last_5_minutes;
     let mut text =
-        format!("{}: queue {}; last minute: {:.1} requests/s", pool.name, used(pool.queue), minute.requests_per_second);
-    for (name, quantiles) in [("TTFT", minute.ttft_ms), ("TPOT", minute.tpot_ms)] {
+        format!("{}: queue {}; last 5 min: {:.1} requests/s", pool.name, used(pool.queue), recent.requests_per_second);
+    for (name, quantiles) in [("TTFT", recent.ttft_ms), ("TPOT", recent.tpot_ms)] {
         if let Some(Quantiles { p50, p99, .. }) = quantiles {
             text.push_str(&format!(", {name} P50 {} P99 {}", ms(p50), ms(p99)));
         }
     }
-    if let Some(share) = minute.attainment {
+    if let Some(share) = recent.attainment {
         text.push_str(&format!(", {:.1} % within objectives", share * 100.0));
     }
-    for (what, count) in [("shed", minute.shed), ("failed", minute.failed), ("spilled", minute.spilled)] {
+    for (what, count) in [("shed", recent.shed), ("failed", recent.failed), ("spilled", recent.spilled)] {
         if count > 0 {
-            text.push_str(&format!(", {count} {what}/min"));
+            text.push_str(&format!(", {count} {what}"));
         }
     }
     text
@@ -262,7 +270,7 @@ fn table_with(status: &Status, style: Style, addresses: bool) -> Table {
 }
 
 fn row(pool: &PoolStatus, backend: &BackendStatus, colours: bool, addresses: bool) -> Vec<Cell> {
-    let mut state = Cell::new(&backend.state);
+    let mut state = Cell::new(backend.shown_state());
     if colours {
         state = match backend.state.as_str() {
             _ if backend.failing => state.fg(Color::Red).add_attribute(Attribute::Bold),
@@ -321,7 +329,7 @@ mod tests {
     use crate::admin::About;
     use crate::admin::status::LeaderStatus;
     use crate::fleet::EngineView;
-    use crate::telemetry::MinuteStats;
+    use crate::telemetry::WindowStats;
 
     fn status() -> Status {
         let some = |used, limit| Used { used, limit: Some(limit) };
@@ -344,16 +352,21 @@ mod tests {
             slots: some(0, 64),
             ..BackendStatus::default()
         };
-        let last_minute = MinuteStats {
+        let last_5_minutes = WindowStats {
             requests_per_second: 41.5,
             ttft_ms: Some(Quantiles { p50: 21.4, p99: 1_088.0, count: 2_490 }),
             tpot_ms: Some(Quantiles { p50: 6.2, p99: 11.9, count: 2_400 }),
             attainment: Some(0.987),
             shed: 3,
-            ..MinuteStats::default()
+            ..WindowStats::default()
         };
-        let short =
-            PoolStatus { name: "short".into(), queue: some(3, 512), last_minute, backends: vec![ready, ejected] };
+        let short = PoolStatus {
+            name: "short".into(),
+            queue: some(3, 512),
+            last_5_minutes,
+            backends: vec![ready, ejected],
+            ..PoolStatus::default()
+        };
         let about = About {
             version: "0.1.0".into(),
             uptime_seconds: 5_025.0,

@@ -5,7 +5,7 @@
 //! stderr, in place: [`LiveLines`] moves the cursor up to where it began and clears from there, so nothing scrolls, whatever the
 //! width. Bounds: at most as many lines as the screen has, each cut at its width.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 
 use crossterm::cursor::MoveToPreviousLine;
 use crossterm::terminal::{Clear, ClearType};
@@ -17,6 +17,15 @@ const USUAL: (usize, usize) = (80, 24);
 /// The columns of the terminal that stdout is; `None` when it is none.
 pub(super) fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| size().0)
+}
+
+/// Writes a result to stdout. A reader that leaves early (`| head`) is no failure.
+pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
 }
 
 /// The columns for a table that is divided where it is too wide: those of the terminal, else `COLUMNS`, else 80.

@@ -3,12 +3,12 @@
 //! Exit codes: 0 done; 1 refused or failed (the message says why and what to do); 2 wrong usage.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Subcommand;
 
 use super::admin_command::{AdminPort, exit_code, with_client};
+use super::terminal::print_to_stdout;
 use crate::admin::{AdminClient, AdminClientError, encode};
 use crate::online::forecast::Realised;
 use crate::online::report::{BlockedReport, ProposalReport};
@@ -74,13 +74,20 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         Command::Resume => ("/admin/tuner/resume".to_owned(), 0),
         Command::Reset => ("/admin/tuner/reset".to_owned(), 0),
     };
+    let asked: TunerReport = match command {
+        Command::Approve { .. } => client.get("/admin/tuner").await?,
+        _ => TunerReport::default(),
+    };
     let report: TunerReport = client.post(&path).await?;
-    print(&text(&report, events))
+    let Command::Approve { id } = command else { return print(&text(&report, events)) };
+    // The report is that of before the change, which the tuner makes at its next look.
+    let proposal = asked.proposals().find(|proposal| proposal.id == *id);
+    let what = proposal.map_or_else(String::new, |one| format!(": {} = {} (is {})", one.key, one.to, one.from));
+    print(&format!("proposal {id} is approved{what}; the change is made within seconds, sluice tuner show says when"))
 }
 
 fn print(text: &str) -> Result<(), Failed> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failed::Output)
+    print_to_stdout(&format!("{text}\n")).map_err(Failed::Output)
 }
 
 fn text(report: &TunerReport, events: usize) -> String {

@@ -28,15 +28,16 @@ pub use coordinator::{
     ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
 };
 pub use detached::start_detached;
-pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver};
+pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver, process::is_running};
 pub use engine::adapters::load_adapter;
 pub use engine::checks::warm_up_external;
 pub use engine::journal::JournalError;
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
+pub use engine::preflight::check_settings;
 pub use engine::spec::EngineSpec;
 pub use engine::view::{EngineView, LastChange};
 pub use http::{FetchError, fetch, post};
-pub use launch::adapter_rank;
+pub use launch::{adapter_rank, check_values};
 pub use lead::Lead;
 pub use other_gateways::OtherGateways;
 pub use ports::PortsError;

@@ -53,8 +53,8 @@ pub enum PortsError {
     },
 }
 
-/// Assigns a port to each of `engines` (`pool/backend`, and the port where it runs now, if it runs). `folder` is that of the
-/// journal; `taken` are the ports that the configuration uses.
+/// Assigns a port to each of `engines` (`pool/backend`, and the port where it runs now, if it runs), and stores them. `folder` is
+/// that of the journal; `taken` are the ports that the configuration uses.
 ///
 /// # Errors
 /// The range is too small, or the file cannot be written. No port is assigned then.
@@ -64,9 +64,34 @@ pub fn assign(
     engines: &[(String, Option<u16>)],
     taken: &HashSet<u16>,
 ) -> Result<BTreeMap<String, u16>, PortsError> {
+    let unusable = |source| PortsError::Unusable { path: folder.join(FILE), source };
+    state_folder::open(folder).map_err(unusable)?;
+    let (before, assigned) = choose(folder, range, engines, taken)?;
+    if assigned != before {
+        assigned.iter().for_each(|(engine, port)| tracing::info!(engine, port, "port assigned"));
+        let draft = folder.join(format!("{FILE}.tmp"));
+        let text = serde_json::to_vec_pretty(&assigned).map_err(|error| unusable(error.into()))?;
+        let written = crate::state_folder::write(&draft, &text);
+        written.and_then(|()| std::fs::rename(&draft, folder.join(FILE))).map_err(unusable)?;
+    }
+    Ok(assigned)
+}
+
+/// Ports by engine.
+type Ports = BTreeMap<String, u16>;
+
+/// The ports of the file, and those that [`assign`] would store. Nothing is written.
+///
+/// # Errors
+/// The range is too small, or the file cannot be read.
+pub fn choose(
+    folder: &Path,
+    range: &RangeInclusive<u16>,
+    engines: &[(String, Option<u16>)],
+    taken: &HashSet<u16>,
+) -> Result<(Ports, Ports), PortsError> {
     let path = folder.join(FILE);
     let unusable = |source| PortsError::Unusable { path: path.clone(), source };
-    state_folder::open(folder).map_err(unusable)?;
     let before: BTreeMap<String, u16> = match std::fs::read(&path) {
         // A file that is not valid JSON is begun anew; running engines are then found by their marks and moved.
         Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
@@ -94,13 +119,7 @@ pub fn assign(
         assigned.insert(engine.clone(), port);
         used.insert(port);
     }
-    if assigned != before {
-        assigned.iter().for_each(|(engine, port)| tracing::info!(engine, port, "port assigned"));
-        let draft = folder.join(format!("{FILE}.tmp"));
-        let text = serde_json::to_vec_pretty(&assigned).map_err(|error| unusable(error.into()))?;
-        crate::state_folder::write(&draft, &text).and_then(|()| std::fs::rename(&draft, &path)).map_err(unusable)?;
-    }
-    Ok(assigned)
+    Ok((before, assigned))
 }
 
 /// Whether a process could listen on the port now.

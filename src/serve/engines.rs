@@ -12,14 +12,14 @@ use crate::config::{Backend, Config, Launch, Model, ModelScope, Pool, Target};
 use crate::fleet::driver::PodDriver;
 use crate::fleet::driver::{EngineSettings, SharedDriver};
 use crate::fleet::{
-    CommandDriver, EngineSpec, EngineView, ExternalBackend, ExternalDriver, Fleet, PortsError, ProcessDriver, ports,
+    CommandDriver, EngineSpec, EngineView, ExternalBackend, ExternalDriver, PortsError, ProcessDriver, ports,
 };
 use crate::flow::specs;
 use crate::pool::PoolLayout;
 use crate::telemetry::EngineMetrics;
 
 /// The engines of a configuration that is in force as `layout`.
-pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Vec<EngineSpec> {
+pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8]) -> String) -> Vec<EngineSpec> {
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
@@ -30,8 +30,8 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, fleet: &Fleet) -> Ve
                 backend: *id,
                 address: Arc::new(specs::address(backend)),
                 settings: EngineSettings { args },
-                identity: fleet.digest(&target.compared()),
-                configured: fleet.digest(&backend.target.compared()),
+                identity: digest(&target.compared()),
+                configured: digest(&backend.target.compared()),
                 target,
                 starts_on_demand: pool.autoscale.is_some_and(|autoscale| autoscale.apply) && !is_pod(&backend.target),
                 leaving: backend.cordoned,
@@ -81,11 +81,12 @@ pub(super) fn any(config: &Config) -> bool {
 }
 
 /// Assigns a port to each engine of ours that has none. A running engine keeps its port, since a reload cannot move it
-/// without losing requests. Returns whether the configuration asks for another port than a running engine has.
+/// without losing requests. Returns whether the configuration asks for another port than a running engine has. Without `stores`
+/// nothing is written.
 ///
 /// # Errors
 /// No port is free, or a requested port belongs to another running engine.
-pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>) -> Result<bool, PortsError> {
+pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>, stores: bool) -> Result<bool, PortsError> {
     let stays: BTreeMap<String, u16> = running.into_iter().flat_map(ports_of).filter(|(_, port)| *port > 0).collect();
     let without: Vec<String> = ports_of(config).filter(|(_, port)| *port == 0).map(|(name, _)| name).collect();
     let mut moved = false;
@@ -110,7 +111,11 @@ pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>) -> Res
     others.extend([config.server.listen.port(), config.server.admin.port()]);
     let wanted: Vec<(String, Option<u16>)> =
         without.into_iter().map(|name| (name.clone(), stays.get(&name).copied())).collect();
-    let given = ports::assign(&config.fleet.state, &config.fleet.ports, &wanted, &others)?;
+    let (state, range) = (&config.fleet.state, &config.fleet.ports);
+    let given = match stores {
+        true => ports::assign(state, range, &wanted, &others)?,
+        false => ports::choose(state, range, &wanted, &others)?.1,
+    };
     for (name, launch) in launches(config) {
         if let Some(port) = given.get(&name) {
             launch.port = *port;
@@ -156,6 +161,14 @@ fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
     match &pool.models {
         ModelScope::All => config.models.iter().collect(),
         ModelScope::Only(ids) => ids.iter().map(|id| &config.models[id.index()]).collect(),
+    }
+}
+
+/// A driver that checks settings and writes nothing.
+pub(super) fn driver_for_checks(spec: &EngineSpec) -> SharedDriver {
+    match &spec.target {
+        Target::Launch(launch) => Arc::new(ProcessDriver::for_checks(&spec.name, launch.clone(), &spec.rules.state)),
+        Target::Control(..) | Target::Pod(..) | Target::Url(_) => driver(spec),
     }
 }
 

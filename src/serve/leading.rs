@@ -266,7 +266,7 @@ impl App {
             self.fleet.stand_by(external);
             return 0;
         }
-        let own = engines::engines(config, layout, &self.fleet);
+        let own = engines::engines(config, layout, |bytes| self.fleet.digest(bytes));
         let count = own.len();
         self.fleet.apply(own, external);
         count

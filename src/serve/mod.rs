@@ -18,6 +18,7 @@ mod app;
 mod control;
 mod certificates;
 mod engines;
+pub mod checks;
 mod pods;
 mod experiments;
 mod local;

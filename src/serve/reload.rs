@@ -1,6 +1,6 @@
 //! Applying a new configuration while requests run.
 //!
-//! Everything is read, checked and built first; an error changes nothing. It takes long with many keys, so reloads run on
+//! Everything is read, checked ([`checks`]) and built first; an error changes nothing. It takes long with many keys, so reloads run on
 //! threads that may block, and all that they do under the lock of admission is to swap. Then objectives change in telemetry, and pools,
 //! limits and routing change in one step. Requests in flight keep the routing table that they started with; waiting
 //! requests keep their place in the queue. What only a restart can change (sockets, threads, logs) keeps its running
@@ -9,9 +9,11 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::app::{App, Counters, Source, StartError, load_counters};
+use super::checks::{self, Purpose};
 use super::{certificates, engines};
 use crate::admin::status::LastReload;
 use crate::config::diff::{self, Change};
@@ -65,6 +67,15 @@ impl App {
         let Source::File { path, sets } = &self.source else { return Err(ReloadError::NoFile) };
         let loaded = Config::load_with(path, sets, &self.added.lock().active)?;
         loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        if !self.acts() {
+            // The gateway that leads checks its engines.
+            return Ok(loaded.config);
+        }
+        let running = self.config.load_full();
+        let checked = tokio::task::block_in_place(|| {
+            Handle::current().block_on(checks::check(&loaded, Purpose::Reload(&running)))
+        });
+        checked?.iter().for_each(|remark| tracing::warn!("{remark}"));
         Ok(loaded.config)
     }
 
@@ -78,7 +89,7 @@ impl App {
         self.open_journal(&config)?;
         if engines::any(&config) {
             let state = std::mem::replace(&mut config.fleet.state, running.fleet.state.clone());
-            moved = engines::settle_ports(&mut config, Some(&running)).map_err(StartError::Ports)?;
+            moved = engines::settle_ports(&mut config, Some(&running), true).map_err(StartError::Ports)?;
             config.fleet.state = state;
         }
         self.tuning.configure(&mut config);
@@ -167,10 +178,7 @@ impl App {
 /// What was wrong, one problem per line.
 pub(super) fn problem_lines(error: &ReloadError) -> Vec<String> {
     match error {
-        ReloadError::Config(problems) => {
-            let source = &problems.source;
-            problems.errors.iter().take(MAX_PROBLEMS).map(|problem| format!("{source}: {problem}")).collect()
-        }
+        ReloadError::Config(problems) => problems.lines().take(MAX_PROBLEMS).collect(),
         ReloadError::Unusable(_) | ReloadError::NoFile => vec![error.to_string()],
     }
 }

@@ -129,7 +129,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
 fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
     if engines::any(config) {
         fleet.open(&config.fleet.state)?;
-        engines::settle_ports(config, None)?;
+        engines::settle_ports(config, None, true)?;
     } else {
         warn_about_unattended(config);
     }

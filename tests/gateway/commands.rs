@@ -48,8 +48,10 @@ async fn check_names_the_version_of_a_real_server_and_leaves_out_engines_of_the_
     let sim = crate::health::sim().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sluice.toml");
-    let own = "[[pool.backend]]\nname = \"own\"\nlaunch = { command = [\"vllm\", \"serve\", \"m\"], port = 1 }\n";
-    std::fs::write(&file, one_pool(&[format!("http://{}", sim.addr())]) + own).unwrap();
+    let program = env!("CARGO_BIN_EXE_sluice");
+    let own =
+        format!("[[pool.backend]]\nname = \"own\"\nlaunch = {{ command = [{program:?}, \"sim\", \"m\"], port = 1 }}\n");
+    std::fs::write(&file, one_pool(&[format!("http://{}", sim.addr())]) + &own).unwrap();
     let (code, out, err) = run(&["check", "--probe", file.to_str().unwrap()]).await;
     assert_eq!(code, 0, "{out}{err}");
     assert!(out.contains("vLLM 0.32.0, serves m") && out.contains("only/own  not asked"), "{out}");

@@ -11,7 +11,7 @@
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
 //! `forms` (multipart), `encoded` (compressed), `paths`, `credentials`, `browsers` (pages of other origins), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
 //! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `counting` (what the metrics count), `failing` (what the log says of
-//! engines that fail), `failover`, `commands` (subcommands beside a gateway), `engine_metrics`,
+//! engines that fail), `failover`, `checks` (what check, serve and a reload refuse), `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
 //! around what speaks plain text here), `traces`, `upgrade`, `upgrade_faults`, `wide`; and `simulator` (the simulated engine process).
@@ -29,6 +29,7 @@ mod admin;
 mod bodies;
 mod broken;
 mod browsers;
+mod checks;
 mod commands;
 mod counting;
 mod credentials;

@@ -144,7 +144,7 @@ async function checks() {
     assert.equal(await rig.state("short", "gpu1"), "ready");
     await button("gpu1", "drain").click();
     await page.click("#confirm-yes");
-    await row("gpu1").locator(".chip", { hasText: "draining" }).waitFor();
+    await row("gpu1").locator(".chip", { hasText: /drain(ing|ed)/ }).waitFor();
     assert.equal(await rig.state("short", "gpu1"), "draining");
     await button("gpu1", "enable").click();
     await page.keyboard.press("Escape");

@@ -49,7 +49,7 @@ function rowCard(row, history, { view, status }, app) {
   return h("section", { class: "card", key: title, "aria-labelledby": title },
     h("div", { class: "head" },
       h("h2", { id: title }, `${row.class ? "class" : "pool"} ${name}`),
-      row.attainment !== null && h("span", { class: "chip" }, `objectives met ${percent(row.attainment)}`),
+      row.attainment !== null && h("span", { class: "chip" }, `objectives met ${percent(row.attainment)}, last ${view.hour ? "hour" : "5 min"}`),
       lost.map(([n, what]) => h("span", { class: "chip " + (what === "failed" ? "bad" : what === "shed" ? "warn" : "") }, `${count(n)} ${what}`)),
       h("span", { class: "grow" }),
       h("span", { class: "hint" }, `${count(all)} requests · ${count(row.prompt_tokens)} prompt and ${count(row.generation_tokens)} generated tokens`)),

@@ -5,6 +5,10 @@ import { act, backendAction } from "./actions.js";
 import { lineChart, marks, partsBar, partsLegend } from "./charts.js";
 import { failureTable } from "./requests.js";
 
+/** The word for a state: what drains, and has nothing left in flight, is drained. */
+const stateWord = ({ state, in_flight }) => state === "draining" && !in_flight ? "drained" : state;
+/** From this many seconds on the silence of an engine with requests in flight is shown. */
+const SILENT = 10;
 const STATES = { ready: "good", starting: "warn", probation: "warn", draining: "warn", ejected: "bad", down: "bad" };
 /** From this many backends on there is a filter. */
 const MANY = 12;
@@ -46,18 +50,18 @@ export function overview(state, app) {
 }
 
 function totals({ pools }) {
-  const sum = read => pools.reduce((all, pool) => all + read(pool), 0), minute = key => sum(pool => pool.last_minute[key]);
-  const judged = pools.filter(pool => pool.last_minute.attainment !== null);
-  const worst = judged.length ? Math.min(...judged.map(pool => pool.last_minute.attainment)) : null;
-  return h("section", { class: "card", "aria-label": "All pools" }, h("div", { class: "tiles" },
-    tile(count(minute("requests_per_second")), "/s", "requests"),
+  const sum = read => pools.reduce((all, pool) => all + read(pool), 0), recent = key => sum(pool => pool.last_5_minutes[key]);
+  const judged = pools.filter(pool => pool.last_5_minutes.attainment !== null);
+  const worst = judged.length ? Math.min(...judged.map(pool => pool.last_5_minutes.attainment)) : null;
+  return h("section", { class: "card", "aria-label": "All pools" }, h("p", { class: "sub" }, "last 5 min; in flight and waiting: now"), h("div", { class: "tiles" },
+    tile(count(recent("requests_per_second")), "/s", "requests"),
     tile(count(sum(pool => pool.backends.reduce((all, one) => all + one.in_flight, 0))), "", "in flight"),
     tile(count(sum(pool => pool.queue.used)), "", "waiting"),
-    tile(count(minute("prompt_tokens_per_second")), "tok/s", "prompt"),
-    tile(count(minute("generation_tokens_per_second")), "tok/s", "generated"),
-    tile(count(minute("spilled")), "/min", "spilled"),
-    tile(count(minute("shed")), "/min", "shed", minute("shed") ? "warn" : ""),
-    tile(count(minute("failed")), "/min", "failed", minute("failed") ? "bad" : ""),
+    tile(count(recent("prompt_tokens_per_second")), "tok/s", "prompt"),
+    tile(count(recent("generation_tokens_per_second")), "tok/s", "generated"),
+    tile(count(recent("spilled")), "", "spilled"),
+    tile(count(recent("shed")), "", "shed", recent("shed") ? "warn" : ""),
+    tile(count(recent("failed")), "", "failed", recent("failed") ? "bad" : ""),
     tile(...(worst === null ? [NONE, ""] : [(worst * 100).toFixed(1), "%"]), judged.length > 1 ? "objectives met (worst)" : "objectives met")));
 }
 
@@ -97,11 +101,11 @@ function filter({ view }, app, backends) {
 function health(pool) {
   const present = pool.backends.filter(one => one.state !== "removed" && one.state !== "idle"), ready = present.filter(one => one.state === "ready").length;
   const { failed, completed, shed } = pool.last_minute, failing = failed / Math.max(1, failed + completed), shedding = shed / Math.max(1, shed + failed + completed);
-  if (failing >= MOST_FAIL) return ["bad", "most requests fail"];
+  if (failing >= MOST_FAIL) return ["bad", "most requests fail, last minute"];
   if (!present.length && pool.backends.length) return ["good", "no engine wanted"];
   if (!ready) return ["bad", `0 of ${present.length} ready`];
-  if (failing >= SOME_FAIL) return ["warn", `${percent(failing, 0)} of requests fail`];
-  if (shedding >= SOME_FAIL) return ["warn", `${percent(shedding, 0)} of requests shed`];
+  if (failing >= SOME_FAIL) return ["warn", `${percent(failing, 0)} of requests fail, last minute`];
+  if (shedding >= SOME_FAIL) return ["warn", `${percent(shedding, 0)} of requests shed, last minute`];
   return [ready === present.length ? "good" : "warn", `${ready} of ${present.length} ready`];
 }
 
@@ -114,18 +118,18 @@ function matching({ backends }, view) {
 }
 
 function poolCard(pool, shown) {
-  const minute = pool.last_minute, [kind, text] = health(pool), title = "pool-" + pool.name;
-  const ends = [["shed", minute.shed], ["failed", minute.failed], ["spilled", minute.spilled], ["client left", minute.client_gone], ["refused", minute.refused]];
+  const recent = pool.last_5_minutes, [kind, text] = health(pool), title = "pool-" + pool.name;
+  const ends = [["shed", recent.shed], ["failed", recent.failed], ["spilled", recent.spilled], ["client left", recent.client_gone], ["refused", recent.refused]];
   const said = ends.filter(([, n]) => n).map(([what, n]) => `${count(n)} ${what}`).join(" · ");
   return h("section", { class: "card", key: title, "aria-labelledby": title },
     h("div", { class: "head" },
       h("h2", { id: title }, pool.name), h("span", { class: "chip " + kind }, text), h("span", { class: "grow" }),
-      h("span", { class: "hint" }, "last minute: " + (said || "nothing shed, failed or spilled"))),
+      h("span", { class: "hint" }, "last 5 min: " + (said || "nothing shed, failed or spilled"))),
     h("div", { class: "tiles" },
-      tile(count(minute.requests_per_second), "/s", "requests"),
-      timeTile(minute.ttft_ms?.p50, "TTFT P50"), timeTile(minute.ttft_ms?.p99, "TTFT P99"),
-      timeTile(minute.tpot_ms?.p50, "TPOT P50"), timeTile(minute.tpot_ms?.p99, "TPOT P99"),
-      tile(...(minute.attainment === null ? [NONE, ""] : [(minute.attainment * 100).toFixed(1), "%"]), "objectives met"),
+      tile(count(recent.requests_per_second), "/s", "requests"),
+      timeTile(recent.ttft_ms?.p50, "TTFT P50"), timeTile(recent.ttft_ms?.p99, "TTFT P99"),
+      timeTile(recent.tpot_ms?.p50, "TPOT P50"), timeTile(recent.tpot_ms?.p99, "TPOT P99"),
+      tile(...(recent.attainment === null ? [NONE, ""] : [(recent.attainment * 100).toFixed(1), "%"]), "objectives met"),
       bar("queue", pool.queue, { loss: true })),
     h("table", { class: "engines" },
       h("caption", { class: "unseen" }, `Backends of pool ${pool.name}`),
@@ -136,24 +140,30 @@ function poolCard(pool, shown) {
     shown.length < pool.backends.length && h("p", { class: "sub" }, `${pool.backends.length - shown.length} more do not match the filter.`));
 }
 
+const serves = engine => ["serve", "ramp"].includes(engine?.step);
+
 function backendRow(pool, backend) {
   const { engine, state } = backend, permits = backend.long_prefills.limit !== undefined;
-  const reasons = [backend.reason, engine?.why, engine?.waits && `waits: ${engine.waits}`].filter(Boolean);
+  const silent = backend.silent_seconds >= SILENT && `no bytes for ${span(backend.silent_seconds)}, ${count(backend.in_flight)} in flight`;
+  // A failure that is over stands in the details.
+  const failed = !serves(engine) && engine?.why;
+  const reasons = [backend.reason, silent, engine?.taken_back && `a change was taken back: ${engine.taken_back}`, failed, engine?.waits && `waits: ${engine.waits}`].filter(Boolean);
   const changing = engine && !["serve", "off"].includes(engine.step);
   const phase = changing && `engine: ${words(engine.step)} for ${span(engine.seconds)}${engine.detail ? ", " + engine.detail : ""}`;
   return h("tr", { key: backend.name },
     h("td", { class: "name" },
-      h("div", { class: "row" }, h("b", {}, backend.name), h("span", { class: "chip " + (backend.failing ? "bad" : STATES[state] || "") }, state),
+      h("div", { class: "row" }, h("b", {}, backend.name), h("span", { class: "chip " + (backend.failing ? "bad" : STATES[state] || "") }, stateWord(backend)),
         engine?.restarts > 0 && h("span", { class: "chip warn" }, `${engine.restarts} restart${engine.restarts > 1 ? "s" : ""}`)),
       // Always there, so that what follows keeps its place and stays open.
       h("div", {}, [...reasons, phase].filter(Boolean).map(text => h("div", { class: "reason" }, text))),
       h("details", {}, h("summary", {}, "details"), facts(backend))),
     h("td", { class: "use" }, bar("slots", backend.slots, { known: true })),
     h("td", { class: "use" }, bar("tokens", backend.tokens, { known: true })),
-    h("td", { class: "use" }, permits && bar("permits", backend.long_prefills), (!permits || backend.prefill_tokens.limit !== undefined) && bar("tokens", backend.prefill_tokens)),
+    h("td", { class: "use" }, permits && bar("prefill permits", backend.long_prefills), (!permits || backend.prefill_tokens.limit !== undefined) && bar("prefill tokens", backend.prefill_tokens)),
     h("td", { class: "nowrap" },
       h("div", {}, backend.tpot_ms ? `${backend.tpot_ms.toFixed(1)} ms/token` : NONE),
-      h("div", { class: "sub" }, `prefill ${count(backend.prefill_tokens_per_second)}/s`)),
+      backend.prefill_seen_seconds !== undefined && h("div", { class: "sub", title: "prompt tokens per second until the first token, waiting in the engine included" },
+        `prefill ${count(backend.prefill_tokens_per_second)}/s`, backend.prefill_seen_seconds >= 60 && `, ${span(backend.prefill_seen_seconds)} ago`)),
     h("td", { class: "actions" }, state !== "removed" && ["drain", "enable", "restart"].map(action => {
       const fits = { drain: state !== "draining", enable: state === "draining" || engine?.step === "hold" || engine?.step === "backoff", restart: Boolean(engine) }[action];
       return fits && h("button", {
@@ -171,7 +181,8 @@ function facts(backend) {
     ["permits for", backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
     ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],
     ["flags", engine?.settings], ["last good flags", engine?.last_good],
-    ["last change", last && `${last.id}: ${words(last.outcome)}${last.why ? ", " + last.why : ""}`],
+    ["last failure", serves(engine) && engine?.why],
+    ["last change", last && `#${last.id}: ${words(last.outcome)}${last.why ? ", " + last.why : ""}`],
   ];
   return h("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([key, value]) =>
     [h("dt", {}, key), h("dd", { class: key.includes("flags") || key === "address" ? "mono" : undefined }, String(value))]));

@@ -47,7 +47,7 @@ function groupCard(group, mode) {
     h("div", { class: "head" },
       h("h2", { id: title }, (group.pools.length > 1 ? "pools " : "pool ") + group.pools.join(", ")),
       h("span", { class: "chip" }, group.doing), h("span", { class: "grow" }),
-      group.attainment !== null && h("span", { class: "chip " + (group.attainment >= group.target ? "good" : "warn") }, `objectives met ${percent(group.attainment)}, target ${percent(group.target)}`)),
+      group.attainment !== null && h("span", { class: "chip " + (group.attainment >= group.target ? "good" : "warn") }, `in its own window: objectives met ${percent(group.attainment)}, target ${percent(group.target)}`)),
     h("p", {}, group.why),
     group.diagnoses.length > 0 && h("div", {},
       h("h3", {}, "Diagnosis"),

@@ -4,8 +4,8 @@
 
 mod text;
 mod page;
+mod written;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value};
 
 use super::admin_command::{AdminPort, exit_code, with_client};
+use super::terminal::print_to_stdout;
 use crate::admin::{AdminClient, AdminClientError, encode};
 use crate::experiment::ExperimentReport;
 
@@ -43,7 +44,7 @@ enum Command {
     },
     /// Create an experiment, or replace one that was created so; it survives restarts of the gateway
     Create {
-        /// A JSON object with the keys of [[experiment]]; -: from stdin
+        /// TOML with one [[experiment]], as in the configuration, or a JSON object with its keys; -: from stdin
         file: PathBuf,
     },
     /// Remove an experiment that was created so
@@ -127,8 +128,7 @@ fn read_object(file: &Path) -> Result<Map<String, Value>, Failed> {
         Some("-") => std::io::read_to_string(std::io::stdin()),
         _ => std::fs::read_to_string(file),
     };
-    let text = text.map_err(|error| failed(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| failed(format!("it is not a JSON object: {error}")))
+    written::experiment(&text.map_err(|error| failed(error.to_string()))?).map_err(failed)
 }
 
 /// Runs the command.
@@ -193,7 +193,6 @@ fn as_json(value: &impl serde::Serialize) -> String {
 }
 
 fn print(text: &str) -> Result<(), Failed> {
-    let mut out = std::io::stdout().lock();
-    let written = writeln!(out, "{text}").and_then(|()| out.flush());
+    let written = print_to_stdout(&format!("{text}\n"));
     written.map_err(|source| Failed::Output { path: "to stdout".to_owned(), source })
 }

@@ -114,8 +114,9 @@ async fn wait(
         tokio::select! {
             () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
-                // The result is logged.
-                let _ = running.app().reload();
+                // The result is logged. On a thread that may block: an engine's program may be run to list its flags.
+                let app = Arc::clone(running.app());
+                drop(tokio::task::spawn_blocking(move || app.reload()));
             }
             _ = signals.reopen.recv() => {
                 running.app().telemetry.reopen();

@@ -21,7 +21,7 @@ mod slowest;
 mod state;
 mod view;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::admin_command::{AdminPort, with_client};
-use super::terminal::stdout_width;
+use super::admin_command::{AdminPort, exit_code, with_client};
+use super::terminal::{print_to_stdout, stdout_width};
 use crate::admin::{AdminClient, AdminClientError, Status};
 use state::{Order, Sample, State};
 
@@ -87,7 +87,7 @@ async fn once(client: &AdminClient) -> ExitCode {
         }
     };
     let printed = frame(sample, stdout_width().unwrap_or(COLUMNS));
-    if std::io::stdout().write_all(printed.as_bytes()).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    exit_code(print_to_stdout(&printed))
 }
 
 /// A frame as text.
@@ -263,7 +263,7 @@ mod tests {
         for index in 0..120 {
             assert!(text.contains(&format!("/gpu{index} ")), "{index}: {text}");
         }
-        assert!(text.contains("TTFT, since the gateway started: 100"), "{text}");
+        assert!(text.contains("TTFT, all pools, since the start: 100"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 

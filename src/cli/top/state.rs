@@ -119,7 +119,7 @@ pub(super) mod tests {
     use super::*;
     use crate::admin::About;
     use crate::admin::status::Used;
-    use crate::telemetry::{MinuteStats, Quantiles, RequestView};
+    use crate::telemetry::{Quantiles, RequestView, WindowStats};
 
     /// A gateway with `backends` backends in two pools, the last of them ejected, after `requests` requests.
     pub(in crate::cli::top) fn sample(backends: usize, requests: usize) -> Sample {
@@ -136,19 +136,20 @@ pub(super) mod tests {
             tpot_ms: Some(6.25),
             ..BackendStatus::default()
         };
-        let last_minute = MinuteStats {
+        let last_5_minutes = WindowStats {
             requests_per_second: 41.5,
             ttft_ms: Some(Quantiles { p50: 21.4, p99: 1_088.0, count: 2_490 }),
             tpot_ms: Some(Quantiles { p50: 6.2, p99: 11.9, count: 2_400 }),
             attainment: Some(0.987),
             shed: 3,
-            ..MinuteStats::default()
+            ..WindowStats::default()
         };
         let pool = |name: &str, backends: Vec<BackendStatus>| PoolStatus {
             name: name.to_owned(),
             queue: some(3, 512),
-            last_minute: last_minute.clone(),
+            last_5_minutes: last_5_minutes.clone(),
             backends,
+            ..PoolStatus::default()
         };
         let (short, long) = ((0..backends / 2).map(backend).collect(), (backends / 2..backends).map(backend).collect());
         let about = About {

@@ -72,7 +72,8 @@ fn headline(state: &State) -> Line<'static> {
     let Some(status) = &state.status else { return bold("sluice top") };
     let about = &status.about;
     let file = about.config.as_deref().unwrap_or("started from flags");
-    bold(format!("sluice {} up {}, clients on {}, {file}", about.version, span(about.uptime_seconds), about.listen))
+    let (version, up) = (&about.version, span(about.uptime_seconds));
+    bold(format!("sluice {version} up {up}, clients on {}, {file}", about.listen))
 }
 
 /// What is unusual, in one line: a failure to connect before all else.
@@ -99,7 +100,7 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let pools = state.status.iter().flat_map(|status| &status.pools);
     let all = pools.clone().count();
     let rows = pools.take(POOLS_MAX).map(|pool| {
-        let minute = &pool.last_minute;
+        let minute = &pool.last_5_minutes;
         let of = |quantiles: Option<Quantiles>, which: fn(Quantiles) -> f64| {
             right(quantiles.map_or_else(|| "-".to_owned(), |quantiles| ms(which(quantiles))))
         };
@@ -115,7 +116,7 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
             right(minute.failed.to_string()),
         ])
     });
-    let first = if all > POOLS_MAX { "pool (the first)" } else { "pool" };
+    let first = if all > POOLS_MAX { "first, 5 min" } else { "pool, 5 min" };
     let names = [first, "queue", "req/s", "TTFT P50", "TTFT P99", "TPOT P99", "in slo", "shed", "failed"];
     let widths = [
         name_column(area.width, 68, state.status.iter().flat_map(|status| &status.pools).map(|pool| pool.name.len())),
@@ -166,7 +167,7 @@ fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool) -> Row
     let style = if colours { colour } else { Style::new() };
     Row::new([
         Cell::from(format!("{}/{}", pool.name, backend.name)),
-        Cell::from(Line::styled(backend.state.clone(), style).right_aligned()),
+        Cell::from(Line::styled(backend.shown_state().to_owned(), style).right_aligned()),
         right(used(backend.slots)),
         right(used(backend.tokens)),
         right(used(backend.prefill_tokens)),
@@ -178,7 +179,7 @@ fn backend_row(pool: &PoolStatus, backend: &BackendStatus, colours: bool) -> Row
 /// The chosen backend: where it is, and why it is not ready.
 fn draw_reason(frame: &mut Frame<'_>, state: &State, area: Rect) {
     let Some((pool, backend)) = state.backends().nth(state.selected) else { return };
-    let reason = why(backend).unwrap_or_else(|| backend.state.clone());
+    let reason = why(backend).unwrap_or_else(|| backend.shown_state().to_owned());
     let text = format!("{}/{} at {}: {reason}", pool.name, backend.name, backend.url);
     frame.render_widget(Paragraph::new(text).wrap(ratatui::widgets::Wrap { trim: true }), area);
 }
@@ -187,8 +188,8 @@ fn draw_histogram(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rec
     let [title, chart] = Layout::vertical([Constraint::Length(1), Constraint::Min(3)]).areas(area);
     let name = MEASURES[state.measure].0;
     let Some((histogram, seconds)) = state.histogram() else { return };
-    let over = seconds.map_or_else(|| "since the gateway started".to_owned(), |seconds| format!("last {seconds} s"));
-    let mut text = format!("{name}, {over}: {:.0}", histogram.count());
+    let over = seconds.map_or_else(|| "since the start".to_owned(), |seconds| format!("last {seconds} s"));
+    let mut text = format!("{name}, all pools, {over}: {:.0}", histogram.count());
     for (label, share) in [("P50", 0.5), ("P90", 0.9), ("P99", 0.99)] {
         if let Some(seconds) = histogram.percentile(share) {
             text.push_str(&format!("  {label} {}", ms(seconds * 1e3)));
@@ -259,7 +260,7 @@ mod tests {
         let text = screen(&state, 80, 24);
         assert!(text.contains("slowest of the last 1 finished requests") && text.contains("req-1"), "{text}");
         state.apply(Order::Slowest);
-        assert!(screen(&state, 80, 24).contains("TTFT, since the gateway started"));
+        assert!(screen(&state, 80, 24).contains("TTFT, all pools, since the start"));
     }
 
     #[test]

@@ -92,7 +92,10 @@ impl Rollout<'_> {
                 Ok(started) => break started.change,
                 Err(RestartError::Blocked(blocked)) => show_blocked(context, blocked),
                 Err(RestartError::Outdated) => return Err(RolloutError::Outdated),
-                Err(error) => return Err(RolloutError::failed(error)),
+                Err(error) => {
+                    context.state.lock().lifecycle.refuse(spec.setup(), error.to_string());
+                    return Err(RolloutError::failed(error));
+                }
             }
             self.pause().await?;
         };

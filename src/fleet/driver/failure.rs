@@ -51,6 +51,18 @@ impl EngineFailure {
         Self { class, cause, advice, suggestion, exit, phase }
     }
 
+    /// Several failures as one, in the class and with the advice of the first; `None` without any.
+    pub(crate) fn joined(failures: Vec<Self>) -> Option<Self> {
+        let mut failures = failures.into_iter();
+        let mut first = failures.next()?;
+        for next in failures {
+            let cause = next.cause.unwrap_or_default();
+            let cause = if next.class == first.class { cause } else { format!("{}: {cause}", next.class) };
+            first.cause = Some(first.cause.map_or_else(|| cause.clone(), |before| format!("{before}; {cause}")));
+        }
+        Some(first)
+    }
+
     /// Without the secrets of its engine.
     pub(crate) fn redacted(mut self, redactor: &Redactor) -> Self {
         self.cause = self.cause.map(|cause| redactor.apply(cause).into_owned());

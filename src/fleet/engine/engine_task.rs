@@ -18,7 +18,7 @@ use super::effects::{engine_lost, perform};
 use super::journal::Setup;
 use super::lifecycle::{ChangeRefused, ChangeRequest, Event, Step, StepFailure};
 use super::recover::recover;
-use super::view::flag_line;
+use super::view::{flag_line, taken_back};
 use sluice_gateway::pool::Cordon;
 
 /// Commands that may wait for one engine task; each takes moments.
@@ -182,11 +182,18 @@ fn advance(context: &EngineContext, step: Step, event: Event) {
     let mut state = context.state.lock();
     state.history.ended(step, &event);
     let changing = state.lifecycle.change.is_some();
+    let before = state.lifecycle.taken_back.clone();
     let did_not_start =
         matches!(step, Step::Start | Step::Adapters | Step::Golden | Step::WarmUp) && event != Event::Done;
     state.lifecycle.on(event, &spec.restart_rules(), now_ms());
     if let Some(ended) = state.lifecycle.ended.as_ref().filter(|_| changing && state.lifecycle.change.is_none()) {
         tracing::info!(backend = %spec.name, change = ended.id, outcome = ?ended.outcome, "change ended");
+    }
+    if state.lifecycle.taken_back != before
+        && let Some(text) = taken_back(&state.lifecycle, &spec.configured)
+    {
+        let change = state.lifecycle.taken_back.as_ref().map(|taken_back| taken_back.id);
+        tracing::warn!(backend = %spec.name, change, "a change was taken back: {text}");
     }
     let next_try = state.lifecycle.next_try_ms(&spec.restart_rules()).map(Duration::from_millis);
     drop(state);

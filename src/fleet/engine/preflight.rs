@@ -22,7 +22,7 @@ use sluice_gateway::pool::{Admission, BackendView, PoolView};
 ///
 /// # Errors
 /// What would fail.
-pub(crate) async fn check_settings(
+pub async fn check_settings(
     driver: &dyn Driver,
     spec: &EngineSpec,
     settings: &EngineSettings,

@@ -2,10 +2,13 @@
 //!
 //! Built for each request of the admin API and stored nowhere. Fields are only ever added.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::context::{EngineContext, now_ms};
-use super::lifecycle::{EndedChange, Outcome};
+use super::journal::Setup;
+use super::lifecycle::{EndedChange, Lifecycle, Outcome};
 use crate::driver::EngineSettings;
 use sluice_gateway::config::ArgValue;
 
@@ -35,6 +38,9 @@ pub struct EngineView {
     /// How the last change ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_change: Option<LastChange>,
+    /// Flags that were asked for and are not in force, and why, such as `max-num-seqs: 256 in force, 64 asked: it hangs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub taken_back: Option<String>,
     /// Why the new configuration is not applied yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
@@ -95,6 +101,7 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         last_good: (life.good.settings != life.wanted.settings).then(|| flag_line(&life.good.settings)),
         change: life.change.as_ref().map(|change| change.id),
         last_change: life.ended.as_ref().map(LastChange::from),
+        taken_back: taken_back(life, &spec.configured),
         waits: life.blocked.as_ref().map(ToString::to_string),
         restarts: life.restarts_within(&spec.restart_rules(), now_ms()),
         restarts_total: state.history.restarts,
@@ -105,12 +112,29 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
     }
 }
 
+/// What is said of flags that were asked for and are not in force. What an earlier configuration asked for no longer matters.
+pub(crate) fn taken_back(life: &Lifecycle<Setup>, configured: &str) -> Option<String> {
+    let taken_back = life.taken_back.as_ref().filter(|taken_back| taken_back.asked.configured == configured)?;
+    let (asked, in_force) = (&taken_back.asked.settings.args, &life.wanted.settings.args);
+    let names: BTreeSet<&String> = asked.keys().chain(in_force.keys()).collect();
+    let shown = |value: Option<&ArgValue>| value.map_or_else(|| "no value".to_owned(), value_text);
+    let differ = names.into_iter().filter(|name| asked.get(*name) != in_force.get(*name));
+    let lines =
+        differ.map(|name| format!("{name}: {} in force, {} asked", shown(in_force.get(name)), shown(asked.get(name))));
+    let lines: Vec<String> = lines.collect();
+    (!lines.is_empty()).then(|| format!("{}: {}", lines.join(", "), taken_back.why))
+}
+
 /// EngineSettings on one line: `name=value` with spaces between.
 pub(crate) fn flag_line(settings: &EngineSettings) -> String {
-    let text = |value: &ArgValue| match serde_json::to_string(value) {
+    let flags: Vec<String> =
+        settings.args.iter().map(|(name, value)| format!("{name}={}", value_text(value))).collect();
+    flags.join(" ")
+}
+
+fn value_text(value: &ArgValue) -> String {
+    match serde_json::to_string(value) {
         Ok(text) => text.trim_matches('"').to_owned(),
         Err(_) => "?".to_owned(),
-    };
-    let flags: Vec<String> = settings.args.iter().map(|(name, value)| format!("{name}={}", text(value))).collect();
-    flags.join(" ")
+    }
 }

@@ -20,13 +20,17 @@ const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];
 /// Most that is read of an adapter's configuration.
 const ADAPTER_CONFIG_MAX: u64 = 1 << 20;
 
-/// All checks.
-pub(super) fn all(launch: &Launch, flags: &EffectiveFlags) -> Result<(), EngineFailure> {
-    ports(launch, flags)?;
-    values(flags)?;
-    devices(launch, flags)?;
-    model(flags)?;
-    adapters(flags)
+/// All checks. Returns everything that is wrong.
+pub(super) fn all(launch: &Launch, flags: &EffectiveFlags) -> Vec<EngineFailure> {
+    let checked = [
+        ports(launch, flags),
+        ranges(flags),
+        combinations(flags),
+        devices(launch, flags),
+        model(flags),
+        adapters(flags),
+    ];
+    checked.into_iter().filter_map(Result::err).collect()
 }
 
 /// Checks of the values alone, for every kind of driver.
@@ -65,6 +69,9 @@ fn ports(launch: &Launch, flags: &EffectiveFlags) -> Result<(), EngineFailure> {
         ));
     }
     match flags.text("port") {
+        Some(port) if launch.port == 0 => {
+            bad(format!("--port {port} is set, and launch.port is 0, a free port; set the port in launch.port only"))
+        }
         Some(port) if port != launch.port.to_string() => {
             bad(format!("--port {port} contradicts launch.port = {}; set the port in launch.port only", launch.port))
         }

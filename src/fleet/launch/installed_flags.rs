@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::LazyLock;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::process::Command;
@@ -34,18 +35,29 @@ const HELP_NOTICE: Duration = Duration::from_secs(20);
 /// A help text with fewer flags is not that of vLLM.
 const FLAGS_MIN: usize = 30;
 
+/// Results by the identity of their program, for all engines of this process: most have one program. Locked while a program
+/// runs, so that it runs once. Bound: [`PROGRAMS_MAX`].
+static KNOWN: LazyLock<Mutex<BTreeMap<u64, Option<InstalledFlags>>>> = LazyLock::new(Mutex::default);
+/// Programs, or versions of them, that are remembered; beyond, all are forgotten.
+const PROGRAMS_MAX: usize = 64;
+
 /// Reads and caches the flags of one backend's program.
 #[derive(Debug)]
 pub(crate) struct InstalledFlagsCache {
     folder: PathBuf,
-    /// The result and the identity of its program. Locked while the program runs, so that it runs once.
-    cached: Mutex<Option<(u64, Option<InstalledFlags>)>>,
+    /// Whether the result is kept in a file of the folder.
+    keeps: bool,
 }
 
 impl InstalledFlagsCache {
     /// A cache that keeps its file in `folder`.
     pub(crate) fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), cached: Mutex::default() }
+        Self { folder: folder.to_owned(), keeps: true }
+    }
+
+    /// A cache that reads the file in `folder` and writes nothing.
+    pub(crate) fn without_writing(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), keeps: false }
     }
 
     /// The flags of the program of `launch`; `None` where they cannot be read.
@@ -53,14 +65,15 @@ impl InstalledFlagsCache {
         let words = subcommand(&launch.command)?;
         let program = program_of(launch).ok()?;
         let identity = identity(&program, words)?;
-        let mut cached = self.cached.lock().await;
-        if let Some((of, flags)) = &*cached
-            && *of == identity
-        {
+        let mut known = KNOWN.lock().await;
+        if let Some(flags) = known.get(&identity) {
             return flags.clone();
         }
         let found = self.load(&program, words, identity, launch).await;
-        *cached = Some((identity, found.clone()));
+        if known.len() >= PROGRAMS_MAX {
+            known.clear();
+        }
+        known.insert(identity, found.clone());
         found
     }
 
@@ -73,6 +86,9 @@ impl InstalledFlagsCache {
             }
         }
         let known = run_help(program, words, launch).await?;
+        if !self.keeps {
+            return Some(known);
+        }
         let text: String = known.iter().map(|(name, choices)| format!("{name} {}\n", choices.join(","))).collect();
         let kept = state_folder::open(&self.folder).and_then(|()| state_folder::write(&file, text.as_bytes()));
         if let Err(error) = kept {

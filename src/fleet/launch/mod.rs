@@ -17,7 +17,8 @@ mod settings_rules;
 pub(crate) use arguments::words_of;
 pub use checks::adapter_rank;
 pub(crate) use installed_flags::InstalledFlagsCache;
-pub(crate) use plan::{LaunchPlan, check_values, max_adapter_rank, sequences};
+pub use plan::check_values;
+pub(crate) use plan::{LaunchPlan, max_adapter_rank, sequences};
 pub(crate) use program::find_program;
 
 #[cfg(test)]

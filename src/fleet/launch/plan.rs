@@ -10,6 +10,7 @@
 //! of the last one.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use super::arguments::write;
 use super::effective::EffectiveFlags;
@@ -33,9 +34,14 @@ pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i6
 
 /// Checks the settings alone: the types of known flags, their ranges, and values that contradict each other. This needs no
 /// program, devices or files.
-pub(crate) fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
-    let args = settings_rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new())?;
-    checks::values(&EffectiveFlags::new(&[], &args))
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
+    let mut wrong = Vec::new();
+    let args = settings_rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new(), &mut wrong);
+    wrong.extend(checks::values(&EffectiveFlags::new(&[], &args)).err());
+    EngineFailure::joined(wrong).map_or(Ok(()), Err)
 }
 
 /// A start that passed all checks.
@@ -68,14 +74,22 @@ impl LaunchPlan {
         settings: &EngineSettings,
         known: Option<&InstalledFlags>,
     ) -> Result<Self, EngineFailure> {
-        let program = program_of(launch)?;
+        // Everything that is wrong at once: each attempt may cost the operator a restart.
+        let (program, mut wrong) = match program_of(launch) {
+            Ok(program) => (program, Vec::new()),
+            Err(failure) => (PathBuf::new(), vec![failure]),
+        };
         let mut notices = Vec::new();
         let args: BTreeMap<String, ArgValue> = exposed(&launch.args, settings).args;
-        let args = settings_rules::flags(args, known, &mut notices)?;
+        let args = settings_rules::flags(args, known, &mut notices, &mut wrong);
         let flags = EffectiveFlags::new(&launch.command, &args);
-        settings_rules::command(&EffectiveFlags::new(&launch.command, &BTreeMap::new()), known)?;
-        checks::contradictions(launch, &args)?;
-        checks::all(launch, &flags)?;
+        let command = EffectiveFlags::new(&launch.command, &BTreeMap::new());
+        wrong.extend(settings_rules::command(&command, known).err());
+        wrong.extend(checks::contradictions(launch, &args).err());
+        wrong.extend(checks::all(launch, &flags));
+        if let Some(failure) = EngineFailure::joined(wrong) {
+            return Err(failure);
+        }
         let mut argv = vec![program.display().to_string()];
         argv.extend(launch.command[1..].iter().cloned());
         args.iter().for_each(|(name, value)| write(name, value, &mut argv));

@@ -41,37 +41,31 @@ const REPLACED: &[(&str, &str)] = &[
     ("task", "runner and convert"),
 ];
 
-/// The settings to pass on, by dashed name. `known`: the flags of the program, where they could be read.
-///
-/// # Errors
-/// A flag that the program does not have, or a value of the wrong type.
+/// The settings to pass on, by dashed name. `known`: the flags of the program, where they could be read. A flag that the program
+/// does not have, or a value of the wrong type, is added to `wrong` and not passed on.
 pub(super) fn flags(
     args: BTreeMap<String, ArgValue>,
     known: Option<&InstalledFlags>,
     notices: &mut Vec<Notice>,
-) -> Result<BTreeMap<String, ArgValue>, EngineFailure> {
+    wrong: &mut Vec<EngineFailure>,
+) -> BTreeMap<String, ArgValue> {
     let mut kept = BTreeMap::new();
     for (name, value) in args {
         let written = match value {
             ArgValue::Flag(false) if !name.contains('.') => format!("no-{name}"),
             _ => name.clone(),
         };
-        match known {
-            Some(known) if !has(known, &written) => match unknown(&name, &value, known) {
-                Ok(notice) => {
-                    notices.push(notice);
-                    continue;
-                }
-                Err(failure) => return Err(failure),
-            },
-            _ => {
-                check_type(&name, &value)?;
-                check_choice(&name, &value, known)?;
-            }
+        let checked = match known {
+            Some(known) if !has(known, &written) => unknown(&name, &value, known).map(Some),
+            _ => check_type(&name, &value).and_then(|()| check_choice(&name, &value, known)).map(|()| None),
+        };
+        match checked {
+            Ok(None) => drop(kept.insert(name, value)),
+            Ok(Some(notice)) => notices.push(notice),
+            Err(failure) => wrong.push(failure),
         }
-        kept.insert(name, value);
     }
-    Ok(kept)
+    kept
 }
 
 /// Refuses flags in `launch.command` that the program does not have. The operator's command is not edited.

@@ -341,6 +341,12 @@ impl BackendState {
         Some(now.saturating_duration_since(self.progress.last().max(busy_since)))
     }
 
+    /// Since when it has had requests in flight and sent no byte, as far as the liveness check has looked.
+    pub(super) fn silent_since(&self) -> Option<Instant> {
+        let busy_since = self.busy_since.filter(|_| self.used.requests > self.progress.at_client())?;
+        Some(self.progress.last().max(busy_since))
+    }
+
     /// What the process that runs its engine has decided, here or at another gateway.
     pub(super) fn cordon(&self) -> Cordon {
         if self.closed && self.cordon == Cordon::Open { Cordon::Draining } else { self.cordon }

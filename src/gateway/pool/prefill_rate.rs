@@ -32,11 +32,13 @@ const RISE_EVERY: Duration = Duration::from_secs(10);
 pub(super) struct PrefillRate {
     tokens_per_second: f64,
     raised: Instant,
+    /// The last observation.
+    seen: Option<Instant>,
 }
 
 impl PrefillRate {
     pub(super) fn new(now: Instant) -> Self {
-        Self { tokens_per_second: INITIAL, raised: now }
+        Self { tokens_per_second: INITIAL, raised: now, seen: None }
     }
 
     /// Prompt tokens per second.
@@ -44,11 +46,17 @@ impl PrefillRate {
         self.tokens_per_second
     }
 
+    /// When it was last observed; `None`: it is still the assumed one.
+    pub(super) fn seen(&self) -> Option<Instant> {
+        self.seen
+    }
+
     /// Learns from the time to first token of one prompt.
     pub(super) fn observe(&mut self, prompt_tokens: u64, ttft: Duration, now: Instant) {
         if prompt_tokens < TOKENS_MIN || ttft.is_zero() {
             return;
         }
+        self.seen = Some(now);
         let sample = (prompt_tokens as f64 / ttft.as_secs_f64()).clamp(RANGE.0, RANGE.1);
         if sample <= self.tokens_per_second {
             self.tokens_per_second += SLOWER_WEIGHT * (sample - self.tokens_per_second);

@@ -84,6 +84,10 @@ pub struct BackendView {
     pub seconds_per_token: Option<f64>,
     /// Prompt tokens per second, as observed.
     pub prefill_rate: f64,
+    /// When that was last observed; `None`: it is a guess.
+    pub prefill_seen: Option<Instant>,
+    /// Since when it has had requests in flight and sent no byte.
+    pub silent_since: Option<Instant>,
     /// The engine's context limit, if it reported one.
     pub max_model_len: Option<u64>,
 }
@@ -175,6 +179,8 @@ impl AdmissionState {
                     share: b.ledger,
                     seconds_per_token: b.seconds_per_token,
                     prefill_rate: b.prefill_rate.tokens_per_second(),
+                    prefill_seen: b.prefill_rate.seen(),
+                    silent_since: b.silent_since(),
                     max_model_len: b.max_model_len,
                 };
                 (b.position, view)

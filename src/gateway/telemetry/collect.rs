@@ -1,7 +1,7 @@
 //! From records to metrics, and from metrics to a page.
 //!
 //! [`Telemetry`] takes each finished record exactly once: one request counter by outcome, histograms of what was
-//! measured, the window of the last minute, the access log, traces. Which requests each metric covers:
+//! measured, the window of the last five minutes, the access log, traces. Which requests each metric covers:
 //!
 //! | metric | requests |
 //! |---|---|
@@ -40,7 +40,7 @@ use super::history_report::{self, HistoryReport};
 use super::openmetrics;
 #[cfg(feature = "otel")]
 use super::otlp::Exporter;
-use super::recent::MinuteStats;
+use super::recent::WindowStats;
 use super::records;
 use super::series::{self, Lengths, PoolSeries, Series, SeriesTable};
 use super::tuner::{Tuner, TunerView};
@@ -223,8 +223,13 @@ impl Telemetry {
         page
     }
 
-    /// The last minute of a pool's own traffic; empty for a pool that has seen none.
-    pub fn minute(&self, pool: &str) -> MinuteStats {
+    /// The last five minutes of a pool's own traffic; empty for a pool that has seen none.
+    pub fn five_minutes(&self, pool: &str) -> WindowStats {
+        self.table.pool(Some(&pool.into())).recent.five_minutes(Instant::now())
+    }
+
+    /// The same of the last minute.
+    pub fn minute(&self, pool: &str) -> WindowStats {
         self.table.pool(Some(&pool.into())).recent.minute(Instant::now())
     }
 

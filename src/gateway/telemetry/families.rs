@@ -146,8 +146,8 @@ families! {
         "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
          time in the queue has its own family";
     SLO_ATTAINMENT: "sluice_slo_attainment" MetricKind::Gauge, &["pool"],
-        "Share of generating requests at home in the pool that met all its objectives, decaying with a time constant of \
-         5 min; refused requests and clients that left do not count; absent after 15 min without requests";
+        "Share of generating requests at home in the pool that met all its objectives, over the last 5 min; refused requests \
+         and clients that left do not count; absent without requests";
     SLO_REQUESTS: "sluice_slo_requests_total" MetricKind::Counter, &["pool", "result"],
         "The requests that attainment counts, by home pool: met all its objectives, or missed one or failed";
     SLO_TARGET: "sluice_slo_attainment_target" MetricKind::Gauge, &["pool"],

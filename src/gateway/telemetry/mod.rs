@@ -1,7 +1,7 @@
 //! What the operator sees: metrics, the access log, the gateway's own log.
 //!
 //! [`families`] has every metric in one table · [`collect`] updates metrics from records and renders them · [`recent`] has the
-//! last minute for `sluice status` · [`history`] has the last hour and [`finished`] the last requests for the live page ·
+//! last five minutes for `sluice status` · [`history`] has the last hour and [`finished`] the last requests for the live page ·
 //! [`access_log`] writes one JSON line per sampled request, `records` those that are replayed · `otlp` sends spans and metrics to a
 //! collector · [`log`] configures the gateway's own log.
 //!
@@ -52,6 +52,6 @@ pub use exposition::PoolViews;
 pub use finished::{FAILURES_MAX, FINISHED_MAX, RequestView};
 pub use history::Resolution;
 pub use history_report::{EstimateAccuracy, HistoryReport, HistoryRow, PartsOfGroup, Points, Tails, TtftParts};
-pub use recent::{MinuteStats, Quantiles};
+pub use recent::{Quantiles, WindowStats};
 pub use tuner::TunerView;
 pub use wanted::PoolEngines;

@@ -1,16 +1,17 @@
-//! The last minute of one pool's own traffic: rates and tails for the live page and `sluice status`.
+//! The last five minutes of one pool's own traffic: rates, tails and attainment for the live page, `sluice status` and
+//! `sluice top`, and the last minute of it for the API. Every number of a window covers that window.
 //!
 //! Counted by home pool, because that is the promise a client sees: a long prompt that spilled to the short pool
-//! says nothing about how short prompts fare. Twelve slots of five seconds; a slot is cleared when its time comes
-//! round. Rates divide by the time that is covered, 55 to 60 s, or less just after the start.
+//! says nothing about how short prompts fare. Sixty slots of five seconds; a slot is cleared when its time comes
+//! round. Rates divide by the time that is covered: the window, or up to 5 s less, or less just after the start.
 //!
 //! Quantiles come from bins that grow by 2^(1/8), so they are right within 5 % (within a bin its geometric
 //! middle is shown). TTFT of streams, TPOT of completed ones.
 //!
-//! Attainment is the share of generating requests that met their objectives, each weighted `exp(-age / 300 s)`. A request
-//! that was refused, or whose client left, does not count: clients that cancel would otherwise look like a slow engine.
+//! Attainment is the share of generating requests that met their objectives. A request that was refused, or whose client left,
+//! does not count: clients that cancel would otherwise look like a slow engine.
 //!
-//! Bounds: about 19 KiB per pool, whatever the traffic. Time is a parameter.
+//! Bounds: about 97 KiB per pool, whatever the traffic. Time is a parameter.
 
 use std::time::Duration;
 
@@ -20,8 +21,10 @@ use tokio::time::Instant;
 
 use crate::flow::{Outcome, Record};
 
-/// Slots of the window.
-const SLOTS: usize = 12;
+/// Slots of five minutes, which is all that is kept.
+const SLOTS: usize = 60;
+/// Slots of the last minute.
+const MINUTE_SLOTS: usize = 12;
 /// Length of one, seconds.
 const SLOT_SECONDS: u64 = 5;
 /// Lower end of the first bin, seconds.
@@ -30,14 +33,10 @@ const BIN_FLOOR: f64 = 1e-4;
 const BINS_PER_OCTAVE: f64 = 8.0;
 /// 0.1 ms to about 1,600 s; beyond it the last bin.
 pub(super) const BINS: usize = 192;
-/// Time constant of the attainment, seconds.
-const ATTAINMENT_SECONDS: f64 = 300.0;
-/// An attainment without any new request for this long is no longer shown.
-const ATTAINMENT_STALE: Duration = Duration::from_secs(900);
 
-/// The last minute in numbers.
+/// A window in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MinuteStats {
+pub struct WindowStats {
     /// Requests that ended, per second.
     pub requests_per_second: f64,
     /// Requests that ended, by how.
@@ -60,7 +59,7 @@ pub struct MinuteStats {
     pub ttft_ms: Option<Quantiles>,
     /// Time per output token.
     pub tpot_ms: Option<Quantiles>,
-    /// Share of requests that met their objectives; see the module.
+    /// Share of the window's requests that met their objectives; absent without any that has objectives.
     pub attainment: Option<f64>,
 }
 
@@ -84,8 +83,7 @@ pub(super) struct Recent {
 #[derive(Debug)]
 struct Window {
     epoch: Instant,
-    slots: [Slot; SLOTS],
-    attainment: Attainment,
+    slots: Box<[Slot]>,
 }
 
 #[derive(Clone, Debug)]
@@ -107,37 +105,33 @@ struct Counts {
     spilled: u64,
     prompt: u64,
     generation: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Attainment {
-    met: f64,
-    all: f64,
-    at: Instant,
+    /// Requests that were judged by objectives, and those that met all.
+    judged: u64,
+    met: u64,
 }
 
 impl Recent {
     pub(super) fn new(now: Instant) -> Self {
-        let slots = std::array::from_fn(|index| Slot::empty(index as u64));
-        let attainment = Attainment { met: 0.0, all: 0.0, at: now };
-        Self { window: Mutex::new(Window { epoch: now, slots, attainment }) }
+        let slots = (0..SLOTS as u64).map(Slot::empty).collect();
+        Self { window: Mutex::new(Window { epoch: now, slots }) }
     }
 
     /// Counts a request.
     pub(super) fn add(&self, record: &Record, now: Instant) {
-        let mut window = self.window.lock();
-        window.slot(now).add(record);
-        if let Some(met) = record.slo_met {
-            window.attainment.add(met, now);
-        }
+        self.window.lock().slot(now).add(record);
     }
 
+    /// The attainment of the last five minutes.
     pub(super) fn attainment(&self, now: Instant) -> Option<f64> {
-        self.window.lock().attainment.share(now)
+        self.window.lock().attainment(now, SLOTS)
     }
 
-    pub(super) fn minute(&self, now: Instant) -> MinuteStats {
-        self.window.lock().minute(now)
+    pub(super) fn minute(&self, now: Instant) -> WindowStats {
+        self.window.lock().stats(now, MINUTE_SLOTS)
+    }
+
+    pub(super) fn five_minutes(&self, now: Instant) -> WindowStats {
+        self.window.lock().stats(now, SLOTS)
     }
 }
 
@@ -155,16 +149,29 @@ impl Window {
         slot
     }
 
-    fn minute(&self, now: Instant) -> MinuteStats {
+    /// The last `slots` slots.
+    fn live(&self, now: Instant, slots: usize) -> impl Iterator<Item = &Slot> {
         let number = self.number(now);
-        let live = || self.slots.iter().filter(|slot| slot.number <= number && slot.number + SLOTS as u64 > number);
+        self.slots.iter().filter(move |slot| slot.number <= number && slot.number + slots as u64 > number)
+    }
+
+    fn attainment(&self, now: Instant, slots: usize) -> Option<f64> {
+        let (met, judged) = self
+            .live(now, slots)
+            .fold((0, 0), |(met, judged), slot| (met + slot.counts.met, judged + slot.counts.judged));
+        (judged > 0).then(|| met as f64 / judged as f64)
+    }
+
+    fn stats(&self, now: Instant, slots: usize) -> WindowStats {
+        let number = self.number(now);
+        let live = || self.live(now, slots);
         let sum = |read: fn(&Counts) -> u64| -> u64 { live().map(|slot| read(&slot.counts)).sum() };
         let age = now.saturating_duration_since(self.epoch).as_secs_f64();
         let in_slot = age - (number * SLOT_SECONDS) as f64;
-        let covered = age.min(((SLOTS as u64 - 1) * SLOT_SECONDS) as f64 + in_slot).max(1.0);
+        let covered = age.min(((slots as u64 - 1) * SLOT_SECONDS) as f64 + in_slot).max(1.0);
         let (completed, shed, failed) = (sum(|c| c.completed), sum(|c| c.shed), sum(|c| c.failed));
         let (client_gone, refused) = (sum(|c| c.client_gone), sum(|c| c.refused));
-        MinuteStats {
+        WindowStats {
             requests_per_second: (completed + shed + failed + client_gone + refused) as f64 / covered,
             completed,
             shed,
@@ -176,7 +183,7 @@ impl Window {
             generation_tokens_per_second: sum(|c| c.generation) as f64 / covered,
             ttft_ms: quantiles(live().map(|slot| &slot.ttft)),
             tpot_ms: quantiles(live().map(|slot| &slot.tpot)),
-            attainment: self.attainment.share(now),
+            attainment: self.attainment(now, slots),
         }
     }
 }
@@ -194,6 +201,10 @@ impl Slot {
             Outcome::Shed(_) => counts.shed += 1,
             Outcome::UpstreamError(_) | Outcome::Timeout(_) => counts.failed += 1,
             Outcome::Refused => counts.refused += 1,
+        }
+        if let Some(met) = record.slo_met {
+            counts.judged += 1;
+            counts.met += u64::from(met);
         }
         counts.spilled += u64::from(record.pool.is_some() && record.pool != record.home);
         let Some(stats) = &record.stats else { return };
@@ -241,21 +252,6 @@ fn quantiles<'a>(rows: impl Iterator<Item = &'a [u32; BINS]>) -> Option<Quantile
     Some(Quantiles { p50: quantile(0.5), p99: quantile(0.99), count })
 }
 
-impl Attainment {
-    fn add(&mut self, met: bool, now: Instant) {
-        let age = now.saturating_duration_since(self.at).as_secs_f64();
-        let fade = (-age / ATTAINMENT_SECONDS).exp();
-        self.met = self.met * fade + f64::from(u8::from(met));
-        self.all = self.all * fade + 1.0;
-        self.at = now;
-    }
-
-    fn share(&self, now: Instant) -> Option<f64> {
-        let fresh = now.saturating_duration_since(self.at) < ATTAINMENT_STALE;
-        (self.all > 0.0 && fresh).then(|| self.met / self.all)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{completed, record};
@@ -300,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn attainment_decays_and_leaves_out_cancelled_requests() {
+    fn every_number_of_a_window_is_of_that_window_and_cancelled_requests_are_not_judged() {
         let now = Instant::now();
         let recent = Recent::new(now);
         assert_eq!(recent.attainment(now), None);
@@ -309,15 +305,17 @@ mod tests {
         add(&recent, &judged(Outcome::ClientGone, false), true, now);
         add(&recent, &judged(Outcome::Refused, false), true, now);
         assert_eq!(recent.attainment(now), Some(0.0));
-        let later = now + Duration::from_secs(300);
+        let later = now + Duration::from_secs(240);
         add(&recent, &judged(Outcome::Completed, true), true, later);
         // Without objectives nothing can be missed.
         add(&recent, &record(Outcome::Shed(ShedReason::QueueFull)), false, later);
-        let share = recent.attainment(later).unwrap();
-        assert!((share - 1.0 / (1.0 + (-1.0f64).exp())).abs() < 1e-9, "{share}");
+        let (five, one) = (recent.five_minutes(later), recent.minute(later));
+        assert_eq!((five.attainment, five.completed, recent.attainment(later)), (Some(0.5), 2, Some(0.5)));
+        assert_eq!((one.attainment, one.completed), (Some(1.0), 1));
         add(&recent, &record(Outcome::Shed(ShedReason::QueueFull)), true, later);
-        assert!(recent.attainment(later).unwrap() < share);
-        assert_eq!(recent.attainment(later + ATTAINMENT_STALE), None);
+        assert_eq!(recent.minute(later).attainment, Some(0.5));
+        assert_eq!(recent.five_minutes(later + Duration::from_secs(60)).attainment, Some(0.5), "the first is over");
+        assert_eq!(recent.attainment(later + Duration::from_secs(300)), None);
     }
 
     #[test]

@@ -43,7 +43,7 @@ fn mark_prefix(folder: &Path, name: &str) -> String {
 }
 
 /// Whether a process runs that was started for the backend `name` by a gateway with this state `folder`.
-pub(crate) fn is_running(folder: &Path, name: &str) -> bool {
+pub fn is_running(folder: &Path, name: &str) -> bool {
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let prefix = mark_prefix(&folder, name);
     let marked = |entry: &ProcessEntry| {
@@ -83,6 +83,12 @@ impl ProcessDriver {
             running: Mutex::default(),
             current: parking_lot::Mutex::default(),
         }
+    }
+
+    /// The same for checks alone, by a process that is not the gateway: nothing is written.
+    pub fn for_checks(name: &str, launch: Launch, folder: &Path) -> Self {
+        let driver = Self::new(name, launch, folder);
+        Self { flags: InstalledFlagsCache::without_writing(folder), ..driver }
     }
 
     fn monitor(&self) -> Option<Arc<Monitor>> {

@@ -63,6 +63,17 @@ pub struct EndedChange {
     pub outcome: Outcome,
 }
 
+/// Settings that were asked for and are not in force.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct TakenBack<S> {
+    /// The change that asked for them; 0: it was refused before it began.
+    pub id: u64,
+    /// What was asked for.
+    pub asked: S,
+    /// Why it is not in force.
+    pub why: String,
+}
+
 /// Why a command does not fit the present step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeRefused {

@@ -36,7 +36,7 @@ use sluice_gateway::pool::Cordon;
 
 pub use blocked::RestartBlocked;
 pub use change::ChangeRefused;
-pub(crate) use change::{Change, ChangeRequest, EndedChange, Outcome};
+pub(crate) use change::{Change, ChangeRequest, EndedChange, Outcome, TakenBack};
 pub(crate) use recovery::{Difference, Recovery, Survivor};
 pub use step::Step;
 
@@ -103,6 +103,8 @@ pub(crate) struct Lifecycle<S> {
     pub change: Option<Change<S>>,
     /// How the last one ended.
     pub ended: Option<EndedChange>,
+    /// What the last one asked for, where that is not in force.
+    pub taken_back: Option<TakenBack<S>>,
     /// It is to end in `Off`.
     pub leaving: bool,
     /// Autoscaling wants it to be stopped: it is to end in `Idle`.
@@ -135,6 +137,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             good: settings,
             change: None,
             ended: None,
+            taken_back: None,
             leaving: false,
             resting: false,
             why: None,
@@ -169,7 +172,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
         self.change = Some(Change { id, from, to, cut, hold, failed: None });
-        self.blocked = None;
+        // What went wrong before is not the reason of this change.
+        (self.blocked, self.taken_back, self.why) = (None, None, None);
         Ok(())
     }
 
@@ -190,7 +194,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
 
     /// Shuts the engine down: drained, stopped, `Off`; `Hold` if the stop cannot be confirmed.
     pub(crate) fn leave(&mut self) {
-        self.leaving = true;
+        (self.leaving, self.why) = (true, None);
         if let Some(change) = &self.change {
             // The next start begins with what has served.
             self.wanted = change.from.clone();
@@ -366,7 +370,10 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             return self.stop_then(AfterStop::Start);
         }
         let settled = self.wanted == self.good;
-        self.wanted = self.good.clone();
+        let asked = std::mem::replace(&mut self.wanted, self.good.clone());
+        if !settled && self.change.is_none() {
+            self.take_back(asked, format!("it did not serve for fleet.settle: {}", failure.why));
+        }
         self.restarts.retain(|at| now_ms.saturating_sub(*at) < rules.window_ms);
         self.restarts.push(now_ms);
         self.attempts = self.attempts.saturating_add(1);
@@ -383,6 +390,23 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
 
     fn stop_then(&mut self, then: AfterStop) {
         (self.step, self.then, self.adopted) = (Step::Stop, then, false);
+    }
+
+    /// Settings that served, but not for the settling time, are not in force any more: the change that brought them is rolled back.
+    fn take_back(&mut self, asked: S, why: String) {
+        let ended = self.ended.as_mut().filter(|ended| ended.outcome == Outcome::Done);
+        let id = ended.map_or(0, |ended| {
+            ended.outcome = Outcome::RolledBack(why.clone());
+            ended.id
+        });
+        self.taken_back = Some(TakenBack { id, asked, why });
+    }
+
+    /// Settings that were asked for were refused before a change to them began.
+    pub(crate) fn refuse(&mut self, asked: S, why: String) {
+        if self.taken_back.is_none() && self.wanted != asked {
+            self.taken_back = Some(TakenBack { id: 0, asked, why });
+        }
     }
 
     fn reset_budget(&mut self) {
@@ -402,8 +426,13 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     fn end(&mut self, outcome: Outcome) {
-        if let Some(change) = self.change.take() {
-            self.ended = Some(EndedChange { id: change.id, outcome });
-        }
+        let Some(Change { id, from, to, .. }) = self.change.take() else { return };
+        self.taken_back = match &outcome {
+            Outcome::Done => None,
+            Outcome::Aborted(why) | Outcome::RolledBack(why) | Outcome::Failed(why) | Outcome::Held(why) => {
+                (from != to).then(|| TakenBack { id, asked: to, why: why.clone() })
+            }
+        };
+        self.ended = Some(EndedChange { id, outcome });
     }
 }

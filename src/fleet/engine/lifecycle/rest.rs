@@ -26,7 +26,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        self.resting = true;
+        (self.resting, self.why) = (true, None);
         Ok(())
     }
 

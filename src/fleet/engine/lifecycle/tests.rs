@@ -3,6 +3,7 @@
 //! The model knows whether a process may be running and whether requests may be running on it; the life cycle does not.
 
 mod rest;
+mod taken_back;
 
 use std::collections::{HashSet, VecDeque};
 

@@ -1,0 +1,34 @@
+//! Which configuration file a subcommand reads: `FILE`, `--config FILE`, or `./sluice.toml` when neither is given.
+
+use std::path::{Path, PathBuf};
+
+/// The file that is read when none is named and it exists.
+const DEFAULT_FILE: &str = "sluice.toml";
+
+/// The flags that name the configuration file.
+#[derive(Clone, Debug, clap::Args)]
+#[group(id = "the file", multiple = false)]
+pub(super) struct ConfigFile {
+    /// The configuration file [default: ./sluice.toml, if it exists]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The same as FILE
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// No file is named, and there is none to take instead.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no ./{DEFAULT_FILE}; name a configuration file{instead} (--help says more)")]
+pub(super) struct NoFile {
+    /// What else can be given.
+    pub(super) instead: &'static str,
+}
+
+impl ConfigFile {
+    /// The file; `None`: none is named, and there is no default one.
+    pub(super) fn path(&self) -> Option<PathBuf> {
+        let named = self.file.clone().or_else(|| self.config.clone());
+        named.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| Path::is_file(path)))
+    }
+}

@@ -1,0 +1,169 @@
+//! `sluice check` agrees with `sluice serve` and with a reload: what one of them refuses, the others refuse with the same words.
+
+use std::path::Path;
+
+use crate::commands::run;
+use crate::ports::free_port;
+use crate::test_gateway::TestGateway;
+
+/// A gateway with one engine of its own, which is this program as a simulator; `table` ends its `launch` table.
+fn configuration(state: &Path, command: &str, table: &str) -> String {
+    format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[fleet]\nstate = {state:?}\n\
+         [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
+         [[pool.backend]]\nname = \"a\"\nlaunch = {{ command = {command}, {table} }}\n"
+    )
+}
+
+fn sim(flags: &str) -> String {
+    format!(
+        "[{:?}, \"sim\", \"m\", \"--sim-speed\", \"1000\", \"--sim-startup\", \"0.1\"{flags}]",
+        env!("CARGO_BIN_EXE_sluice")
+    )
+}
+
+/// What is wrong, and what is said of it.
+fn wrong() -> Vec<(String, String, &'static str)> {
+    let port = free_port();
+    let args = |args: &str| (sim(""), format!("port = {port}, args = {{ {args} }}"));
+    let with = |(command, table): (String, String), said| (command, table, said);
+    vec![
+        (
+            "[\"vllm-is-not-here\", \"serve\", \"m\"]".to_owned(),
+            format!("port = {port}"),
+            "vllm-is-not-here is not in PATH",
+        ),
+        (
+            "[\"/nowhere/vllm\", \"serve\", \"m\"]".to_owned(),
+            format!("port = {port}"),
+            "/nowhere/vllm is not an executable file",
+        ),
+        (sim(", \"--port\", \"8001\""), format!("port = {port}"), "--port 8001 contradicts launch.port"),
+        (sim(", \"--port=8001\""), "port = 0".to_owned(), "set the port in launch.port only"),
+        (sim(", \"--no-such-flag\", \"1\""), format!("port = {port}"), "no flag --no-such-flag"),
+        with(args("port = 8001"), "--port 8001 contradicts launch.port"),
+        with(args("max-num-seqs = \"many\""), "max-num-seqs"),
+        with(args("max-num-seqs = 0"), "max-num-seqs = 0 must be at least 1"),
+        with(args("max_num_seqs = 0"), "max-num-seqs = 0 must be at least 1"),
+        with(args("max-num-seqs = [\"1\", \"2\"]"), "max-num-seqs takes one value"),
+        with(args("max-num-sequences = 4"), "no flag --max-num-sequences; did you mean max-num-seqs?"),
+        with(args("max-num-seqs = 4, max_num_seqs = 8"), "used twice"),
+        with(args("--max-num-seqs = 4"), "without its leading dashes"),
+        with(args("gpu-memory-utilization = 1.5"), "must be above 0 and at most 1"),
+        with(args("max-num-seqs = 512, max-num-batched-tokens = 256"), "must be greater than or equal to max_num_seqs"),
+        with(args("tensor-parallel-size = 2"), "needs 2 devices, gpu lists 1"),
+        with(args("ssl-certfile = \"/x.pem\""), "remove ssl-certfile"),
+        with(args("model = \"other\""), "set the model in one of the two"),
+        with(args("lora-modules = [\"x=/nowhere\"], enable-lora = true"), "the folder /nowhere does not exist"),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_check_refuses_a_start_and_a_reload_refuse_with_the_same_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, state) = (folder.path().join("sluice.toml"), folder.path().join("state"));
+    let path = file.to_str().unwrap();
+    let good = configuration(&state, &sim(""), &format!("port = {}, gpu = [0]", free_port()));
+    std::fs::write(&file, &good).unwrap();
+    let (code, out, err) = run(&["check", path]).await;
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(!state.exists(), "check writes nothing");
+    let gateway = TestGateway::from_file(&file).await;
+    let admin = format!("http://{}", gateway.admin());
+    for (command, table, said) in wrong() {
+        let table = if table.contains("tensor-parallel") { format!("{table}, gpu = [0]") } else { table };
+        std::fs::write(&file, configuration(&folder.path().join("other"), &command, &table)).unwrap();
+        let (code, out, checked) = run(&["check", path]).await;
+        assert_eq!((code, out.as_str()), (78, ""), "{command} {table}: {checked}");
+        assert!(checked.contains(said), "{command} {table}: {checked}");
+        let (code, _, served) = run(&["serve", path]).await;
+        assert_eq!(code, 78, "{served}");
+        assert!(served.ends_with(&checked), "{served}\nand {checked}");
+        std::fs::write(&file, configuration(&state, &command, &table)).unwrap();
+        let (code, out, reloaded) = run(&["reload", "--admin", &admin]).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{reloaded}");
+        assert!(reloaded.contains(said) && reloaded.contains("nothing was changed"), "{reloaded}");
+    }
+    // Two mistakes are said at once.
+    let table = format!("port = {}, args = {{ max-num-seqs = 0, port = 1 }}", free_port());
+    std::fs::write(&file, configuration(&state, "[\"/nowhere/vllm\", \"serve\", \"m\"]", &table)).unwrap();
+    let (_, _, checked) = run(&["check", path]).await;
+    for said in ["/nowhere/vllm is not", "--port 1 contradicts", "max-num-seqs = 0 must be"] {
+        assert!(checked.contains(said), "{checked}");
+    }
+    std::fs::write(&file, good.replace("name = \"m\"\n", "name = \"m\"\naliases = [\"n\"]\n")).unwrap();
+    let (code, out, err) = run(&["reload", "--admin", &admin]).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.starts_with("reloaded:\n") && out.contains("aliases"), "{out}");
+    gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_does_not_change_is_not_checked_again_at_a_reload() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, state) = (folder.path().join("sluice.toml"), folder.path().join("state"));
+    let program = folder.path().join("vllm");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
+    let command = format!("[{program:?}, \"sim\", \"m\", \"--sim-speed\", \"1000\", \"--sim-startup\", \"0.1\"]");
+    let text = configuration(&state, &command, "port = 0");
+    std::fs::write(&file, &text).unwrap();
+    let gateway = TestGateway::from_file(&file).await;
+    let admin = format!("http://{}", gateway.admin());
+    std::fs::remove_file(&program).unwrap();
+    let reload = async |text: String| {
+        std::fs::write(&file, text).unwrap();
+        run(&["reload", "--admin", &admin]).await
+    };
+    let (code, out, err) = reload(text.replace("models = [\"m\"]", "models = [\"m\"]\nslots = 7")).await;
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("slots"), "{out}");
+    let (code, _, err) = reload(text.replace("port = 0", "port = 0, args = { max-num-seqs = 4 }")).await;
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("is not an executable file"), "{err}");
+    gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_and_folders_that_a_start_would_fail_at_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sluice.toml");
+    let path = file.to_str().unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+    let text = configuration(&folder.path().join("file/state"), &sim(""), "port = 0");
+    std::fs::write(&file, text.replace("[[pool]]", "tokenizer = \"tokenizer.json\"\n[[pool]]")).unwrap();
+    let (code, _, err) = run(&["check", path]).await;
+    assert_eq!(code, 78, "{err}");
+    assert!(err.contains("model[0].tokenizer: ") && err.contains("fleet.state: "), "{err}");
+    assert_ne!(run(&["serve", path]).await.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_name_the_file_of_the_folder_is_read_unless_engines_are_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = async |args: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let output = command.args(args).current_dir(folder.path()).kill_on_drop(true).output().await.unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for args in [&["serve"][..], &["serve", "--upgrade"], &["check"]] {
+        let (code, said) = run(args).await;
+        assert!(code == Some(2) && said.contains("there is no ./sluice.toml"), "{args:?}: {said}");
+    }
+    std::fs::write(folder.path().join("sluice.toml"), "[server]\nlissten = 1\n").unwrap();
+    for args in [&["serve"][..], &["check"], &["serve", "sluice.toml"], &["serve", "--config", "sluice.toml"]] {
+        let (code, said) = run(args).await;
+        assert!(code == Some(78) && said.contains("sluice.toml:2:1: server.lissten"), "{args:?}: {said}");
+    }
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, said) = run(&["serve", "--backend", "http://127.0.0.1:9", "--listen", &address]).await;
+    assert!(code == Some(1) && said.contains("in use") && said.contains("configuration: command line"), "{said}");
+    for args in [
+        &["serve", "a.toml", "--config", "b.toml"][..],
+        &["serve", "a.toml", "--backend", "http://a"],
+        &["serve", "--listen", ":1"],
+    ] {
+        assert_eq!(run(args).await.0, Some(2), "{args:?}");
+    }
+}
