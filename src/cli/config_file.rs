@@ -1,4 +1,6 @@
 //! Which configuration file a subcommand reads: `FILE`, `--config FILE`, or `./sluice.toml` when neither is given.
+//!
+//! `serve` and `check` read the same file for the same words, so that a check is of the file that is used.
 
 use std::path::{Path, PathBuf};
 

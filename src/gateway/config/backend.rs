@@ -288,6 +288,9 @@ fn has_secret_key(text: &str) -> bool {
 
 impl FreeValue for ArgValue {
     fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
+        if name.starts_with('-') {
+            return Err(Situation::FlagName { found: name.to_owned() });
+        }
         let value = Self::parse(written)?;
         if !value.is_secret(name) {
             return Ok(value);
