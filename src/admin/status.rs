@@ -131,6 +131,9 @@ pub struct LastReload {
 pub struct PoolStatus {
     /// Its name.
     pub name: String,
+    /// In what its engines differ: models that one lacks and another has, and context limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engines_differ: Option<String>,
     /// Requests waiting.
     pub queue: Used,
     /// The last minute of the requests that belong to this pool, including those that spilled to another.
@@ -200,6 +203,9 @@ pub struct BackendStatus {
     /// The engine's context limit, once it has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
+    /// Why it is not known which models it serves: it gets requests for every model of its pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models_unknown: Option<String>,
     /// The engine behind it, when the gateway runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineView>,
@@ -233,6 +239,7 @@ impl Status {
         };
         let pool = |pool: &PoolView| PoolStatus {
             name: pool.name.to_string(),
+            engines_differ: None,
             queue: Used { used: pool.queue_length as u64, limit: Some(pool.queue_limit as u64) },
             last_minute: telemetry.minute(&pool.name),
             last_5_minutes: telemetry.five_minutes(&pool.name),
@@ -284,6 +291,7 @@ impl BackendStatus {
             prefill_seen_seconds: backend.prefill_seen.map(since),
             silent_seconds: backend.silent_since.map(since),
             max_model_len: backend.max_model_len,
+            models_unknown: None,
             engine: None,
         }
     }

@@ -140,8 +140,18 @@ fn render(status: &Status, style: Style) -> String {
             text.push_str(&shown(format!("{}/{}: pod {}{why}\n", pods.pool, pod.name, pod.state.replace('_', " "))));
         }
     }
+    let shown = |line: String| style.width.map_or(line.clone(), |width| wrapped(&line, width));
+    for pool in &status.pools {
+        if let Some(differences) = &pool.engines_differ {
+            text.push_str(&shown(format!("{}: its engines serve different requests: {differences}\n", pool.name)));
+        }
+    }
     let backends = status.pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)));
     for (pool, backend) in backends {
+        if let Some(unknown) = &backend.models_unknown {
+            let effect = "it gets requests for every model of its pool";
+            text.push_str(&shown(format!("{}/{}: {unknown}: {effect}\n", pool.name, backend.name)));
+        }
         if let Some(share) = share(backend) {
             let line = format!("{}/{}: this gateway's share: {share}\n", pool.name, backend.name);
             text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));

@@ -4,7 +4,8 @@
 //! - `GET /health`: status 200 is a success, any other response a failure. vLLM's API server responds without asking its
 //!   engine, so a success only means that the API server runs;
 //! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
-//!   (LoRA adapters are loaded and unloaded at run time) and its context limit; at each probe while something waits for a model;
+//!   (LoRA adapters are loaded and unloaded at run time) and its context limit; at each probe while something waits for a model,
+//!   and when the engine has refused a request that it was thought to serve (`models.rs`);
 //! - after the first success and after each recovery, and with models that include LoRA adapters: `GET /metrics`, for the size
 //!   of its prefix cache and the number of its adapter slots.
 //!
@@ -23,96 +24,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::http::fetch;
+use super::models::{ModelList, ReportedModels, Unreadable, read_models, read_routes};
 use sluice_core::base::BackendId;
 use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
-use sluice_gateway::pool::{AdapterId, Address, Admission, Cordon, Phase, RefusedGateway};
+use sluice_gateway::pool::{Address, Admission, Cordon, Phase, RefusedGateway, RouteSet};
 
 /// How often a backend's models are read while it stays up.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
-/// The most that is read of `/health` and `/v1/models`.
+/// The most that is read of `/health`.
 const HEALTH_BYTES: usize = 1 << 20;
 /// The most that is read of `/metrics`.
 const METRICS_BYTES: usize = 8 << 20;
-/// Model cards remembered per backend.
-const CARDS_MAX: usize = 1_024;
-
-/// One entry of a backend's `/v1/models`, as it was sent.
-#[derive(Clone, Debug)]
-pub struct ModelCard {
-    /// The name.
-    pub id: String,
-    /// Whether it is a LoRA adapter of another model.
-    pub is_adapter: bool,
-    /// The whole card, JSON.
-    pub json: Box<RawValue>,
-}
-
-/// The models that backends report.
-#[derive(Debug, Default)]
-pub struct ReportedModels(Mutex<HashMap<BackendId, Vec<ModelCard>>>);
-
-impl ReportedModels {
-    /// Every card, one per name, in the order of backends.
-    pub fn cards(&self) -> Vec<ModelCard> {
-        let by_backend = self.0.lock();
-        let mut backends: Vec<_> = by_backend.keys().copied().collect();
-        backends.sort();
-        let mut cards: Vec<ModelCard> = Vec::new();
-        for card in backends.iter().flat_map(|id| &by_backend[id]) {
-            if !cards.iter().any(|known| known.id == card.id) {
-                cards.push(card.clone());
-            }
-        }
-        cards
-    }
-
-    /// Whether a backend serves a model; `None`: it has not reported what it serves.
-    pub fn serves(&self, backend: BackendId, model: &str) -> Option<bool> {
-        Some(self.0.lock().get(&backend)?.iter().any(|card| card.id == model))
-    }
-
-    /// The names that one backend serves.
-    pub fn of(&self, backend: BackendId) -> Vec<String> {
-        let by_backend = self.0.lock();
-        by_backend.get(&backend).into_iter().flatten().map(|card| card.id.clone()).collect()
-    }
-
-    /// The names of LoRA adapters.
-    pub fn adapters(&self) -> Vec<String> {
-        self.cards().into_iter().filter(|card| card.is_adapter).map(|card| card.id).collect()
-    }
-
-    /// Every name.
-    pub fn names(&self) -> Vec<String> {
-        self.cards().into_iter().map(|card| card.id).collect()
-    }
-
-    /// Replaces what a backend serves; returns whether the names changed.
-    fn set(&self, backend: BackendId, cards: Vec<ModelCard>) -> bool {
-        let mut by_backend = self.0.lock();
-        let same = by_backend
-            .get(&backend)
-            .is_some_and(|old| old.len() == cards.len() && old.iter().zip(&cards).all(|(a, b)| a.id == b.id));
-        by_backend.insert(backend, cards);
-        !same
-    }
-
-    /// Removes all backends but these; returns whether any was removed.
-    fn retain(&self, known: &[BackendId]) -> bool {
-        let mut by_backend = self.0.lock();
-        let before = by_backend.len();
-        by_backend.retain(|id, _| known.contains(id));
-        by_backend.len() < before
-    }
-}
 
 /// What is known about a backend between two rounds.
 #[derive(Debug, Default)]
@@ -120,6 +47,8 @@ struct ProbeState {
     models_at: Option<Instant>,
     /// The last probe failed.
     failed: bool,
+    /// Its routes were read since it is up.
+    routes_read: bool,
     /// Since when a suspect shows the same counters; `None` instead of counters: it did not respond.
     suspected: Option<(Instant, Option<WorkCounters>)>,
 }
@@ -174,19 +103,14 @@ struct ProbeResult {
     name: Arc<str>,
     address: Arc<Address>,
     up: Result<(), String>,
-    /// What it serves, or the status of its answer if that is an error.
-    models: Option<Result<ServedModels, u16>>,
+    models: Option<Result<ModelList, Unreadable>>,
+    /// `None`: not asked; or the engine does not say.
+    routes: Option<Option<RouteSet>>,
     /// Tokens that its prefix cache holds.
     cache_tokens: Option<u64>,
     /// LoRA adapters that one step may use.
     adapter_slots: Option<u64>,
     activity: Option<Activity>,
-}
-
-#[derive(Debug)]
-struct ServedModels {
-    cards: Vec<ModelCard>,
-    max_model_len: Option<u64>,
 }
 
 /// Probes all backends of an admission.
@@ -201,12 +125,22 @@ pub struct Prober {
     pub forwards_keys: bool,
     /// The set of model names has changed and no caller was informed yet; kept when a round is cancelled.
     changed: bool,
+    /// In what the backends of each pool differ, as it was logged.
+    differences: HashMap<Arc<str>, String>,
 }
 
 impl Prober {
     /// A prober that writes into `admission` and `reported`.
     pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>) -> Self {
-        Self { admission, reported, states: HashMap::new(), await_models: false, forwards_keys: false, changed: false }
+        Self {
+            admission,
+            reported,
+            states: HashMap::new(),
+            await_models: false,
+            forwards_keys: false,
+            changed: false,
+            differences: HashMap::new(),
+        }
     }
 
     /// Whether its engine is starting or being stopped.
@@ -221,13 +155,19 @@ impl Prober {
         let silent = self.admission.silent_backends(rules.stall, now);
         let mut probes = JoinSet::new();
         let mut known = Vec::new();
-        for backend in self.admission.view().into_iter().flat_map(|pool| pool.backends) {
+        let pools = self.admission.view();
+        for (pool, backend) in pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend))) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
             let models_due = self.await_models
+                || backend.facts_due
                 || backend.phase == Phase::Starting
                 || state.models_at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
-            let due = Due { models: models_due, cache: models_due && state.models_at.is_none() };
+            let due = Due {
+                models: models_due,
+                cache: models_due && state.models_at.is_none(),
+                routes: pool.routes_due && !state.routes_read,
+            };
             let suspect = silent.contains(&backend.id);
             if !suspect {
                 state.suspected = None;
@@ -242,13 +182,47 @@ impl Prober {
                 self.changed |= self.apply(result, rules.stall / STALL_SHARE);
             }
         }
+        self.log_differences();
         std::mem::take(&mut self.changed)
+    }
+
+    /// Logs in what the backends of each pool differ, once for each change.
+    fn log_differences(&mut self) {
+        let pools = self.admission.view();
+        self.differences.retain(|name, _| pools.iter().any(|pool| pool.name == *name));
+        for pool in &pools {
+            let members = pool.backends.iter().filter(|backend| !backend.removed);
+            let differences = self.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
+            if self.differences.get(&pool.name) == differences.as_ref() {
+                continue;
+            }
+            match differences {
+                Some(text) => {
+                    tracing::warn!(pool = %pool.name, "its engines serve different requests, each gets those that it serves: {text}");
+                    self.differences.insert(Arc::clone(&pool.name), text);
+                }
+                None => {
+                    tracing::info!(pool = %pool.name, "its engines serve the same models again");
+                    self.differences.remove(&pool.name);
+                }
+            }
+        }
     }
 
     fn apply(&mut self, result: ProbeResult, limit: Duration) -> bool {
         let now = Instant::now();
         if !self.admission.is_same_backend(result.id, &result.name, &result.address) {
             return false;
+        }
+        // Before the probe counts: an engine that comes up may serve other models than the one before.
+        let is_read = matches!(result.models, Some(Ok(_)));
+        let refused = match &result.models {
+            Some(Err(Unreadable::Status(status @ (401 | 403)))) => Some(*status),
+            _ => None,
+        };
+        let names_changed = result.models.is_some_and(|list| self.note_models(result.id, &result.name, list));
+        if let Some(Some(routes)) = result.routes {
+            self.admission.set_routes(result.id, routes);
         }
         let is_restarting = result.up.is_err() && self.is_restarting(result.id);
         let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
@@ -260,9 +234,9 @@ impl Prober {
                 false => tracing::info!(backend = %result.name, from, to, why, "backend changed"),
             }
         }
-        let Some(state) = self.states.get_mut(&result.id) else { return false };
+        let Some(state) = self.states.get_mut(&result.id) else { return names_changed };
         if let Err(why) = &result.up {
-            state.models_at = None;
+            (state.models_at, state.routes_read) = (None, false);
             // Logged once per series of failures; a change of state is logged above.
             if !std::mem::replace(&mut state.failed, true) && moved.is_none() && !is_restarting {
                 tracing::warn!(backend = %result.name, why, "probe failed");
@@ -281,23 +255,41 @@ impl Prober {
             self.admission.set_cache_size(result.id, tokens);
         }
         let has_key = result.address.api_key.is_some();
-        let models = match result.models {
-            Some(Ok(models)) => models,
-            Some(Err(status @ (401 | 403))) if has_key || !self.forwards_keys => {
-                let refused = RefusedGateway { status, by_probe: true };
-                if self.admission.refused_gateway(result.id, refused, now) {
-                    tracing::warn!(backend = %result.name, "{}", refused.text(has_key));
-                }
-                return false;
+        if let Some(status) = refused.filter(|_| has_key || !self.forwards_keys) {
+            // It is asked at each probe, until it accepts the gateway.
+            state.models_at = None;
+            let refused = RefusedGateway { status, by_probe: true };
+            if self.admission.refused_gateway(result.id, refused, now) {
+                tracing::warn!(backend = %result.name, "{}", refused.text(has_key));
             }
-            _ => return false,
-        };
-        self.admission.accepted_probe(result.id);
-        state.models_at = Some(now);
-        self.admission.set_max_model_len(result.id, models.max_model_len);
-        let served = models.cards.iter().map(|card| AdapterId::of(&card.id)).collect();
-        self.admission.set_adapters(result.id, served, result.adapter_slots.map(|slots| slots as usize));
-        self.reported.set(result.id, models.cards)
+        }
+        if is_read {
+            self.admission.accepted_probe(result.id);
+        }
+        if let Some(slots) = result.adapter_slots {
+            self.admission.set_adapter_slots(result.id, slots as usize);
+        }
+        state.routes_read |= result.routes.is_some();
+        names_changed
+    }
+
+    /// Takes over what an engine lists; returns whether the names changed.
+    fn note_models(&mut self, id: BackendId, name: &str, list: Result<ModelList, Unreadable>) -> bool {
+        let reading = self.reported.read(id, list);
+        match reading.readable {
+            Some(Err(why)) => {
+                tracing::warn!(backend = name, "{why}: it gets requests for every model of its pool");
+            }
+            Some(Ok(())) => tracing::info!(backend = name, "its list of models can be read again"),
+            None => {}
+        }
+        if let Some(served) = reading.served {
+            if let Some(state) = self.states.get_mut(&id) {
+                state.models_at = Some(Instant::now());
+            }
+            self.admission.set_served(id, served, reading.max_model_len);
+        }
+        reading.names_changed
     }
 }
 
@@ -306,6 +298,7 @@ impl Prober {
 struct Due {
     models: bool,
     cache: bool,
+    routes: bool,
 }
 
 async fn probe(
@@ -321,10 +314,15 @@ async fn probe(
         Err(error) => Err(error.to_string()),
     };
     let models = match due.models && up.is_ok() {
-        true => read_models(&address, limit).await,
+        true => Some(read_models(&address, limit).await),
         false => None,
     };
-    let has_adapters = matches!(&models, Some(Ok(models)) if models.cards.iter().any(|card| card.is_adapter));
+    let routes = match due.routes && up.is_ok() {
+        true => Some(read_routes(&address, limit).await),
+        false => None,
+    };
+    let list = models.as_ref().and_then(|list| list.as_ref().ok());
+    let has_adapters = list.is_some_and(|models| models.cards.iter().any(|card| card.is_adapter));
     let page = if (due.cache && up.is_ok()) || has_adapters { scrape(&address, limit).await } else { None };
     let cache_tokens = page.as_ref().filter(|_| due.cache).and_then(|page| page.cache_tokens);
     let adapter_slots = page.and_then(|page| page.adapters).map(|adapters| adapters.slots);
@@ -332,33 +330,7 @@ async fn probe(
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, up, models, cache_tokens, adapter_slots, activity }
-}
-
-async fn read_models(address: &Address, limit: Duration) -> Option<Result<ServedModels, u16>> {
-    #[derive(Deserialize)]
-    struct ModelList {
-        data: Vec<Box<RawValue>>,
-    }
-    #[derive(Deserialize)]
-    struct Fields {
-        id: String,
-        max_model_len: Option<u64>,
-        parent: Option<String>,
-    }
-    let (status, body) = fetch(address, "/v1/models", limit, HEALTH_BYTES).await.ok()?;
-    if !status.is_success() {
-        return Some(Err(status.as_u16()));
-    }
-    let list: ModelList = serde_json::from_slice(&body).ok()?;
-    let mut models = ServedModels { cards: Vec::new(), max_model_len: None };
-    for json in list.data.into_iter().take(CARDS_MAX) {
-        if let Ok(fields) = serde_json::from_str::<Fields>(json.get()) {
-            models.max_model_len = models.max_model_len.max(fields.max_model_len);
-            models.cards.push(ModelCard { id: fields.id, is_adapter: fields.parent.is_some(), json });
-        }
-    }
-    Some(Ok(models))
+    ProbeResult { id, name, address, up, models, routes, cache_tokens, adapter_slots, activity }
 }
 
 async fn read_activity(address: &Address, limit: Duration) -> Activity {

@@ -34,7 +34,7 @@ use sluice_core::base::{BackendId, Rng};
 use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{AdapterId, Admission};
+use sluice_gateway::pool::{Admission, ModelKey, Served};
 use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;
@@ -160,13 +160,15 @@ impl Simulation {
         let backends: Vec<_> = layout.backends.iter().flatten().copied().zip(engine_of).collect();
         for (backend, engine) in &backends {
             let sim = &lab.engines[*engine].sim;
-            admission.set_max_model_len(*backend, Some(u64::from(sim.max_model_len)));
             let blocks = if sim.engine.prefix_caching { sim.engine.num_blocks } else { 0 };
             admission.set_cache_size(*backend, u64::from(blocks) * u64::from(BLOCK_TOKENS));
             let adapters = if sim.lora { lab.adapter_names() } else { Vec::new() };
-            let served = sim.names.iter().chain(&adapters).map(|name| AdapterId::of(name)).collect();
+            let served = Served::list(sim.names.iter().chain(&adapters).map(|name| &**name));
             admission.set_ceiling(*backend, lab.launched.then_some(sim.engine.max_num_seqs));
-            admission.set_adapters(*backend, served, sim.lora.then_some(sim.engine.max_loras as usize));
+            admission.set_served(*backend, served, Some(u64::from(sim.max_model_len)));
+            if sim.lora {
+                admission.set_adapter_slots(*backend, sim.engine.max_loras as usize);
+            }
         }
         let counters = vec![None; lab.config.models.len()];
         let learned = LearnedState::default();

@@ -42,7 +42,15 @@ impl Control for App {
             last_reload,
             applied,
         };
-        let status = Status::new(about, &self.admission.view(), &self.fleet.views(), &self.telemetry, now);
+        let pools = self.admission.view();
+        let mut status = Status::new(about, &pools, &self.fleet.views(), &self.telemetry, now);
+        for (shown, pool) in status.pools.iter_mut().zip(&pools) {
+            let members = pool.backends.iter().filter(|backend| !backend.removed);
+            shown.engines_differ = self.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
+            for (shown, backend) in shown.backends.iter_mut().zip(&pool.backends) {
+                shown.models_unknown = self.reported.unreadable(backend.id);
+            }
+        }
         let leader = self.leader.as_ref().map(|view| view.status());
         let cluster = self.cluster.as_ref().map(|view| ClusterStatus { leader, ..view.status() });
         Status { kubernetes: self.pods.views(), cluster, ..status }

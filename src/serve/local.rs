@@ -5,6 +5,7 @@
 //! healthy pools with them. It is 503, too, while a gateway with `[cluster]` may admit nothing by its ledger, and while it stands
 //! by for another one.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::app::App;
+use crate::fleet::ModelCard;
 use crate::flow::RoutingTable;
 use crate::flow::keys::ApiKey;
 use crate::pool::BackendView;
@@ -41,8 +43,9 @@ impl LocalRoutes for ModelList {
         pools.iter().any(|pool| pool.holds || pool.backends.iter().any(BackendView::in_rotation))
     }
 
-    /// The union over all backends, each card as its engine sent it. Aliases, and declared models that no backend
-    /// reports yet, get a generated card. Names that this client may not use are left out.
+    /// The union over all backends, each card as its engine sent it; of several cards for one name, the one with the highest
+    /// context limit, since that engine gets the long prompts. Aliases, and declared models that no backend reports yet,
+    /// get a generated card. Names that this client may not use are left out.
     fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let cards = self.cards(routing, key);
         let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();
@@ -58,25 +61,37 @@ impl LocalRoutes for ModelList {
 impl ModelList {
     /// The names that this client may use, with their cards.
     fn cards(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Vec<(String, Box<RawValue>)> {
-        let mut cards = Vec::new();
-        let reported = self.app.reported.cards();
+        let mut cards: Vec<(String, Box<RawValue>)> = Vec::new();
+        let (reported, mut listed) = (self.app.reported.cards(), HashSet::new());
+        let by_name: HashMap<&str, &ModelCard> = reported.iter().map(|card| (&*card.id, card)).collect();
         for entry in routing.models_for(key) {
-            match reported.iter().find(|card| card.id == *entry.name) {
+            let card = by_name.get(&*entry.name);
+            match card {
                 Some(card) => cards.push((card.id.clone(), card.json.clone())),
-                None => cards.extend(own_card(&entry.name, None)),
+                None => cards.extend(own_card(&entry.name, None, None)),
             }
+            listed.insert(&*entry.name);
             let aliases = entry.declared.map(|id| &routing.config.models[id.index()].aliases);
             for alias in aliases.into_iter().flatten() {
-                cards.extend(own_card(alias, Some(&entry.name)));
+                listed.insert(alias.as_str());
+                cards.extend(own_card(alias, Some(&entry.name), card.and_then(|card| card.max_model_len)));
             }
+        }
+        // The routing table knows a bounded number of names; engines may list more.
+        if routing.is_open_for(key) {
+            let others = reported.iter().filter(|card| !listed.contains(&*card.id) && routing.is_undeclared(&card.id));
+            cards.extend(others.map(|card| (card.id.clone(), card.json.clone())));
         }
         cards
     }
 }
 
-fn own_card(name: &str, root: Option<&str>) -> Option<(String, Box<RawValue>)> {
-    let card = json!({
+fn own_card(name: &str, root: Option<&str>, max_model_len: Option<u64>) -> Option<(String, Box<RawValue>)> {
+    let mut card = json!({
         "id": name, "object": "model", "created": 0, "owned_by": "sluice", "root": root.unwrap_or(name), "parent": null,
     });
+    if let Some(limit) = max_model_len {
+        card["max_model_len"] = limit.into();
+    }
     Some((name.to_owned(), to_raw_value(&card).ok()?))
 }

@@ -31,6 +31,7 @@ async fn check_asks_every_backend_and_fails_if_one_is_not_as_configured() {
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("ok      only/b0") && out.contains("failed  only/b1"), "{out}");
     assert!(out.contains("does not serve m; it serves n"), "{out}");
+    assert!(out.contains("note    pool only: its engines serve different requests: b0 lacks n; b1 lacks m"), "{out}");
     other.set_healthy(false);
     let (code, out, err) = run(&["check", "--probe", "--quiet", path]).await;
     assert_eq!((code, out.lines().count(), err.as_str()), (1, 1, ""), "{out}");

@@ -71,6 +71,8 @@ struct Inside {
     healthy: AtomicBool,
     /// The names that it reports.
     models: Mutex<Vec<String>>,
+    /// The response to `/v1/models`, in place of a list of these names.
+    list: Mutex<Option<(u16, String)>>,
     connections: AtomicUsize,
     left: AtomicUsize,
     gate: Semaphore,
@@ -112,6 +114,11 @@ impl Engine {
         *self.inside.models.lock() = names.iter().map(|name| (*name).to_owned()).collect();
     }
 
+    /// Sets the response to `/v1/models`.
+    pub(crate) fn set_list(&self, status: u16, body: &str) {
+        *self.inside.list.lock() = Some((status, body.to_owned()));
+    }
+
     /// An engine on a given port.
     pub(crate) async fn at(
         address: SocketAddr,
@@ -137,6 +144,7 @@ impl Engine {
             seen: Mutex::default(),
             healthy: AtomicBool::new(true),
             models: Mutex::new(vec!["m".to_owned()]),
+            list: Mutex::default(),
             connections: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             gate: Semaphore::new(0),
@@ -263,6 +271,9 @@ fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
         "/health" if !inside.healthy.load(SeqCst) => response(503, "text/plain", b""),
         "/health" => response(200, "text/plain", b""),
         "/v1/models" => {
+            if let Some((status, body)) = &*inside.list.lock() {
+                return response(*status, "application/json", body.as_bytes());
+            }
             let card = |name: &String| format!(r#"{{"id":"{name}","object":"model","max_model_len":131072}}"#);
             let cards: Vec<String> = inside.models.lock().iter().map(card).collect();
             json(format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(",")).as_bytes())

@@ -137,6 +137,7 @@ function poolCard(pool, shown) {
       h("thead", {}, h("tr", {}, ["Backend", "Slots", "Tokens", "Prefill", "Speed", ""].map(head =>
         h("th", { scope: "col" }, head || h("span", { class: "unseen" }, "Actions"))))),
       h("tbody", {}, shown.map(backend => backendRow(pool, backend)))),
+    pool.engines_differ && h("p", { class: "sub" }, `Its engines serve different requests: ${pool.engines_differ}.`),
     shown.length < pool.backends.length && h("p", { class: "sub" }, `${pool.backends.length - shown.length} more do not match the filter.`));
 }
 
@@ -144,10 +145,11 @@ const serves = engine => ["serve", "ramp"].includes(engine?.step);
 
 function backendRow(pool, backend) {
   const { engine, state } = backend, permits = backend.long_prefills.limit !== undefined;
+  const unknown = backend.models_unknown && `${backend.models_unknown}: it gets requests for every model of its pool`;
   const silent = backend.silent_seconds >= SILENT && `no bytes for ${span(backend.silent_seconds)}, ${count(backend.in_flight)} in flight`;
   // A failure that is over stands in the details.
   const failed = !serves(engine) && engine?.why;
-  const reasons = [backend.reason, silent, engine?.taken_back && `a change was taken back: ${engine.taken_back}`, failed, engine?.waits && `waits: ${engine.waits}`].filter(Boolean);
+  const reasons = [backend.reason, unknown, silent, engine?.taken_back && `a change was taken back: ${engine.taken_back}`, failed, engine?.waits && `waits: ${engine.waits}`].filter(Boolean);
   const changing = engine && !["serve", "off"].includes(engine.step);
   const phase = changing && `engine: ${words(engine.step)} for ${span(engine.seconds)}${engine.detail ? ", " + engine.detail : ""}`;
   return h("tr", { key: backend.name },

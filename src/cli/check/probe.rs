@@ -2,9 +2,10 @@
 //!
 //! `/health` must respond with 200, `/v1/models` must list the models of the backend's pool, and `/version`, where there is
 //! one, must not be older than what the gateway supports. Engines that the gateway runs itself are not asked: they need not
-//! run yet. An alias counts as the model that it stands for.
+//! run yet. An alias counts as the model that it stands for. Backends of one pool that list different models or context limits
+//! are named below the table: the gateway sends each the requests that it serves, so that is no failure.
 //!
-//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests, [`BYTES`] of each response.
+//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests, [`BYTES`] of each response, and the bounds of [`fleet::read_models`].
 
 use std::io::Write;
 use std::sync::Arc;
@@ -15,20 +16,24 @@ use tokio::task::JoinSet;
 
 use crate::base::ModelId;
 use crate::config::{Config, Model, Pool, Target};
-use crate::fleet::fetch;
+use crate::fleet::{self, ModelCard, Unreadable, fetch};
 use crate::flow::specs;
 use crate::pool::{Address, RefusedGateway};
 use crate::vllm::version::Version;
 
 /// Backends that are asked at once.
 const AT_ONCE: usize = 32;
-/// The most that is read of a response.
+/// The most that is read of `/health` and `/version`.
 const BYTES: usize = 1 << 20;
 /// Names of models in a line.
 const NAMES_SHOWN: usize = 8;
 
 /// One backend and what is expected of it.
 struct Question {
+    /// The position of its pool.
+    pool: usize,
+    /// Its name in the pool.
+    backend: String,
     /// `pool/backend`.
     name: String,
     url: String,
@@ -36,8 +41,8 @@ struct Question {
     models: Vec<String>,
 }
 
-/// What a backend answered; an error says what is not as configured.
-type Answer = Result<String, String>;
+/// What a backend answered: text, where an error says what is not as configured, and the models that it lists.
+type Answer = (Result<String, String>, Vec<ModelCard>);
 
 /// Asks all backends and prints a line for each; with `quiet` only for those that fail. Returns the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
@@ -51,7 +56,7 @@ pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut d
     };
     let answers = runtime.block_on(ask_all(questions, config.health.probe_timeout));
     let width = answers.iter().map(|(question, _)| question.name.len()).max().unwrap_or(0);
-    for (Question { name, url, .. }, answer) in &answers {
+    for (Question { name, url, .. }, (answer, _)) in &answers {
         let (word, text) = match answer {
             Ok(text) => ("ok", text),
             Err(text) => ("failed", text),
@@ -63,13 +68,19 @@ pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut d
     for name in own.iter().filter(|_| !quiet) {
         let _ = writeln!(out, "{:<6}  {name:<width$}  not asked: the gateway starts it", "-");
     }
-    u8::from(answers.iter().any(|(_, answer)| answer.is_err()))
+    for (index, pool) in config.pools.iter().enumerate() {
+        let members = answers.iter().filter(|(question, (_, cards))| question.pool == index && !cards.is_empty());
+        if let Some(text) = fleet::differences(members.map(|(question, (_, cards))| (&*question.backend, &**cards))) {
+            let _ = writeln!(out, "note    pool {}: its engines serve different requests: {text}", pool.name);
+        }
+    }
+    u8::from(answers.iter().any(|(_, (answer, _))| answer.is_err()))
 }
 
 /// What to ask, and the names of the backends that the gateway runs.
 fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
     let (mut questions, mut own) = (Vec::new(), Vec::new());
-    for pool in &config.pools {
+    for (index, pool) in config.pools.iter().enumerate() {
         for backend in &pool.backends {
             let name = format!("{}/{}", pool.name, backend.name);
             let Target::Url(endpoint) = &backend.target else {
@@ -77,7 +88,8 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
                 continue;
             };
             let (url, address) = (endpoint.to_string(), Arc::new(specs::address(backend)));
-            questions.push(Question { name, url, address, models: models(config, pool) });
+            let (models, backend) = (models(config, pool), backend.name.clone());
+            questions.push(Question { pool: index, backend, name, url, address, models });
         }
     }
     (questions, own)
@@ -117,24 +129,25 @@ async fn ask_all(questions: Vec<Question>, limit: Duration) -> Vec<(Question, An
 }
 
 async fn ask(question: &Question, limit: Duration) -> Answer {
-    #[derive(Deserialize)]
-    struct Card {
-        id: String,
-    }
-    #[derive(Deserialize)]
-    struct Models {
-        data: Vec<Card>,
-    }
+    let mut cards = Vec::new();
+    let answer = judge(question, limit, &mut cards).await;
+    (answer, cards)
+}
+
+async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>) -> Result<String, String> {
     let get = async |path: &str| match fetch(&question.address, path, limit, BYTES).await {
         Ok((status, body)) if status.is_success() => Ok(body),
         Ok((status, _)) => Err(refusal(path, status.as_u16(), question.address.api_key.is_some())),
         Err(error) => Err(error.to_string()),
     };
     get("/health").await?;
-    let listed = get("/v1/models").await?;
-    let listed: Models =
-        serde_json::from_slice(&listed).map_err(|error| format!("/v1/models is not a list of models: {error}"))?;
-    let served: Vec<&str> = listed.data.iter().map(|card| card.id.as_str()).collect();
+    let has_key = question.address.api_key.is_some();
+    *cards = match fleet::read_models(&question.address, limit).await {
+        Ok(list) => list.cards,
+        Err(Unreadable::Status(status)) => return Err(refusal("/v1/models", status, has_key)),
+        Err(why) => return Err(why.to_string()),
+    };
+    let served: Vec<&str> = cards.iter().map(|card| card.id.as_str()).collect();
     let missing: Vec<&str> =
         question.models.iter().map(String::as_str).filter(|model| !served.contains(model)).collect();
     if !missing.is_empty() {

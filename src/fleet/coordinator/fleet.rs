@@ -22,8 +22,8 @@ use crate::engine::lifecycle::ChangeRefused;
 use crate::engine::spec::EngineSpec;
 use crate::engine::view::EngineView;
 use crate::lead::Lead;
+use crate::models::ReportedModels;
 use crate::other_gateways::OtherGateways;
-use crate::probe::ReportedModels;
 use crate::state_folder;
 use sluice_gateway::pool::Admission;
 

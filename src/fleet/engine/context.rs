@@ -19,8 +19,8 @@ use super::lifecycle::{Lifecycle, Step};
 use super::spec::EngineSpec;
 use crate::driver::{EngineIdentity, EngineSettings, SharedDriver};
 use crate::lead::Lead;
+use crate::models::ReportedModels;
 use crate::other_gateways::OtherGateways;
-use crate::probe::ReportedModels;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon};
 

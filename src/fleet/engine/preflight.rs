@@ -14,7 +14,7 @@ use super::lifecycle::RestartBlocked;
 use super::spec::EngineSpec;
 use crate::adapter_rank;
 use crate::driver::{AdapterRank, Driver, DriverKind, EngineFailure, EngineSettings, Notice};
-use crate::probe::ReportedModels;
+use crate::models::ReportedModels;
 use sluice_core::vllm::failure::FailureClass;
 use sluice_gateway::pool::{Admission, BackendView, PoolView};
 
@@ -222,6 +222,8 @@ mod tests {
             since: Instant::now(),
             prefix: Default::default(),
             adapter: None,
+            asks: Default::default(),
+            wants: Default::default(),
             avoid: [].into_iter().collect(),
             only: None,
             pinned: false,

@@ -125,6 +125,7 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
         address: old.address,
         up: Ok(()),
         models: None,
+        routes: None,
         cache_tokens: None,
         adapter_slots: None,
         activity: None,

@@ -15,7 +15,7 @@ use super::classify::{self, Placement};
 use super::exchange::Downstream;
 use super::router::Router;
 use super::routing_table::{PoolRoute, RoutingTable};
-use crate::pool::{AdapterId, Admission, AdmissionDecision, AdmissionRequest, Lease, Need, WaitResult};
+use crate::pool::{Admission, AdmissionDecision, AdmissionRequest, Asks, Lease, ModelKey, Need, WaitResult, Wants};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
@@ -27,6 +27,8 @@ const REENTRIES_MAX: usize = 8;
 pub(super) enum AdmitError {
     /// Not even an empty backend could take it.
     Refused(TooLarge),
+    /// No engine serves its model any more.
+    Unserved,
     /// Shed by its home pool.
     Shed { reason: ShedReason, home: PoolId },
     /// The client left while it waited.
@@ -42,7 +44,8 @@ pub(super) struct LeaseRequest<'a> {
     pub(super) since: Instant,
     pub(super) model: &'a str,
     pub(super) prefix: &'a Arc<PromptPrefix>,
-    pub(super) adapter: Option<AdapterId>,
+    pub(super) adapter: Option<ModelKey>,
+    pub(super) asks: Asks,
     pub(super) avoid: &'a [BackendId],
     pub(super) only: Option<&'a Arc<str>>,
     /// The arm of an experiment determines the placement: it is not classified again.
@@ -92,6 +95,7 @@ pub(super) async fn admit<D: Downstream>(
         match enter(admission, abort, placed, &request, down).await? {
             WaitResult::Granted(lease) => return Ok(lease),
             WaitResult::Shed(reason) => return Err(AdmitError::Shed { reason, home: placed.home().id }),
+            WaitResult::Unserved => return Err(AdmitError::Unserved),
             WaitResult::Reclassify => {}
         }
         let newer = tokio::select! {
@@ -126,6 +130,8 @@ async fn enter<D: Downstream>(
         since: request.since,
         prefix: Arc::clone(request.prefix),
         adapter: request.adapter,
+        asks: request.asks,
+        wants: Wants::default(),
         avoid: request.avoid.into(),
         only: request.only.cloned(),
         pinned: request.pinned,

@@ -4,12 +4,13 @@
 
 use std::fmt::Display;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::time::{Instant, sleep_until};
 
-use super::exchange::{Downstream, ExchangeError, ResponseHead};
+use super::exchange::{Downstream, Exchange, ExchangeError, ResponseHead};
 use super::faults;
 use super::record::{Outcome, RetryReason, Stage, UpstreamFault};
 use crate::pool::{BackendFault, Lease};
@@ -85,6 +86,31 @@ impl<X> FailedAttempt<X> {
             (None, Outcome::UpstreamError(UpstreamFault::Credentials)) => Refusal::UpstreamRefusedGateway,
             (None, _) => Refusal::UpstreamBroke,
         }
+    }
+}
+
+impl<X: Exchange> ResponseStart<X> {
+    /// Reads the body to its end, up to so many bytes and for so long.
+    pub(super) async fn read_ahead<D: Downstream>(
+        &mut self,
+        (bytes, time): (usize, Duration),
+        down: &mut D,
+        lease: &Lease,
+    ) -> Result<(), WaitError> {
+        let (mut read, deadline) = (BytesMut::from(std::mem::take(&mut self.read)), Instant::now() + time);
+        let result = {
+            let reading = pin!(async {
+                while read.len() < bytes && !self.exchange.at_end() {
+                    if !self.exchange.body(&mut read).await.map_err(WaitError::Broken)? {
+                        break;
+                    }
+                }
+                Ok(())
+            });
+            guarded(reading, down, lease, (deadline, Stage::FirstByte)).await
+        };
+        self.read = read.freeze();
+        result
     }
 }
 

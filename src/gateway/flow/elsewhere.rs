@@ -12,6 +12,7 @@
 //! | 500 in an event | the engine failed at this request | yes |
 //! | 401 to credentials of the gateway | the engine refuses the gateway | no: a state of the backend |
 //! | 403 to credentials of the gateway | the engine refuses the gateway, or this request | no; a probe that is refused, too, makes it a state |
+//! | 404, 405, 400 that say so | the engine does not serve the model, the route or so long a prompt (`refused_here.rs`) | no |
 //!
 //! A 500 as the status of a head goes to the client: an engine that fails before it begins a response fails at the request, and
 //! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the client, who sent them.
@@ -19,6 +20,7 @@
 use http::StatusCode;
 
 use super::record::RetryReason;
+use super::refused_here::{self, Refused};
 use sluice_core::openai::UpstreamError;
 
 /// The answer of an engine to a request that it has not begun to serve.
@@ -26,6 +28,8 @@ use sluice_core::openai::UpstreamError;
 pub(super) struct EngineAnswer<'a> {
     /// The status of the head.
     pub(super) status: StatusCode,
+    /// The body of a refusal, as far as it was read.
+    pub(super) read: &'a [u8],
     /// The error in the body or in the first event, where one has been read.
     pub(super) error: Option<&'a UpstreamError>,
     /// Whose credentials the engine has seen.
@@ -56,6 +60,8 @@ pub(super) enum Elsewhere {
     GatewayRefused,
     /// 403 to the gateway's credentials. A filter in front of an engine answers so to the content of a request, too.
     Forbidden,
+    /// The engine does not serve such requests; others may.
+    NotServed(Refused),
 }
 
 impl Elsewhere {
@@ -63,7 +69,7 @@ impl Elsewhere {
     pub(super) fn is_fault(self) -> bool {
         match self {
             Self::Broken | Self::Failed => true,
-            Self::Busy | Self::Limited | Self::GatewayRefused | Self::Forbidden => false,
+            Self::Busy | Self::Limited | Self::GatewayRefused | Self::Forbidden | Self::NotServed(_) => false,
         }
     }
 }
@@ -80,6 +86,7 @@ impl EngineAnswer<'_> {
             429 => Some(Elsewhere::Limited),
             401 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::GatewayRefused),
             403 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::Forbidden),
+            _ if event.is_none() => refused_here::judge(self.status, self.read).map(Elsewhere::NotServed),
             _ => None,
         }
     }
@@ -97,7 +104,7 @@ mod tests {
     fn elsewhere(status: u16, event: Option<Option<u16>>, credentials: Credentials) -> Option<Elsewhere> {
         let error = event.map(|code| UpstreamError { code, message: String::new() });
         let status = StatusCode::from_u16(status).unwrap();
-        EngineAnswer { status, error: error.as_ref(), credentials }.elsewhere()
+        EngineAnswer { status, read: b"{}", error: error.as_ref(), credentials }.elsewhere()
     }
 
     #[test]

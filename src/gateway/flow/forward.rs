@@ -4,20 +4,24 @@
 //! so engines see a request at most that often, whatever goes wrong. Another one follows when no connection was
 //! established, the connection broke, the backend did not read or stayed silent before the first token, was found hung, or gave
 //! an answer after which another engine may serve the request (`elsewhere.rs`). None follows the first token of a stream that has
-//! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the last one's response.
+//! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the
+//! last one's response. An answer that says that the engine does not serve the model, the route or so long a prompt costs no
+//! attempt: the request moves on, at most `MOVES_MAX` times, and the engine gets no more of the kind until what it serves was
+//! read again.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
 //! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
 //! as in HAProxy and Envoy: an engine may have read the request and died of it. (nginx does not count it, but never repeats
 //! a POST that was sent.)
 //!
-//! A 503 of the engine is its own admission control: a reason to try another backend, not a fault.
-//!
 //! A request in the arm of an experiment falls back when its arm cannot serve it: it has no backend that is ready or may still
 //! be tried, it has no room in time, or its engine does not know the model. From then on it is served as if there were
 //! no experiment, with one attempt more than `retry.attempts` if need be.
 //!
 //! When the gateway stops and `server.drain_timeout` has passed, every attempt is aborted (see [`super::Flow::abort_all`]).
+
+mod copy;
+mod moves;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -40,11 +44,12 @@ use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
 use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
+use super::refused_here::{self, Refused};
 use super::respond::{self, REQUEST_ID};
 use super::router::Router;
 use super::stream_work::SilenceLimits;
-use crate::experiment::{Assigned, CopyOutcome};
-use crate::pool::{Admission, AdmissionRequest, BackendFault, Lease};
+use crate::experiment::Assigned;
+use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::base::BackendId;
 use sluice_core::openai::{Refusal, ShedReason};
 
@@ -69,6 +74,10 @@ pub(super) struct Attempts<'a, U> {
     request: UpstreamRequest,
     /// Attempts so far.
     made: u32,
+    /// Those after which the engine did not serve such a request.
+    moves: u32,
+    /// What the engine of the last attempt has not.
+    refused: Option<Refused>,
     /// The client has the head of a stream, for comments that came before the response.
     is_head_sent: bool,
     /// Backends that failed this request.
@@ -102,6 +111,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             placed,
             request,
             made: 0,
+            moves: 0,
+            refused: None,
             is_head_sent: false,
             avoid: SmallVec::new(),
             copies,
@@ -118,6 +129,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
             Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
+            Err(AdmitError::Unserved) => return Err(self.unserved(record)),
             Err(AdmitError::Shed { reason, home }) => {
                 let room_in = self.backends.admission.retry_after(home, Instant::now());
                 return Err(respond::shed(reason, room_in, record));
@@ -140,17 +152,19 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             }
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
             // for the other's backend would deadlock.
+            let moves_on = self.refused.take().is_some_and(|refused| self.moves_on(refused, &lease));
             lease.release();
             let released = failed.response.is_some().then_some(lease);
             // Falling back is one more attempt: a request fails for its arm only if it fails without it.
-            let is_over = unknown_model || !self.may_try_again();
+            let in_arm = self.prepared.arm.is_some();
+            let is_over = (unknown_model && in_arm) || !(moves_on || self.may_try_again());
             if is_over && !self.fall_back(record) {
                 return Box::pin(self.give_up(failed, released, down, record)).await;
             }
             lease = match self.admit_to_any(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
-                Err(AdmitError::Refused(_) | AdmitError::Shed { .. }) => {
+                Err(AdmitError::Refused(_) | AdmitError::Shed { .. } | AdmitError::Unserved) => {
                     return Box::pin(self.give_up(failed, released, down, record)).await;
                 }
             };
@@ -158,45 +172,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Sends a copy for a shadow arm, once, if there is room for it now.
-    pub(super) async fn run_copy<D: Downstream, R: Recorder>(
-        &mut self,
-        down: &mut D,
-        record: &mut RecordGuard<'_, R>,
-    ) -> CopyOutcome {
-        let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
-        let lease = self.backends.admission.enter_copy(&AdmissionRequest {
-            layout: self.placed.table.layout,
-            home: self.placed.home().id,
-            spill: SmallVec::new(),
-            need: self.prepared.need,
-            priority: self.prepared.priority,
-            arrived: self.incoming.arrived,
-            since: self.incoming.arrived,
-            prefix: Arc::clone(&self.prepared.prefix),
-            adapter: self.prepared.adapter,
-            avoid: others.copied().collect(),
-            only: None,
-            pinned: true,
-        });
-        let Some(mut lease) = lease else {
-            record.outcome = Outcome::Shed(ShedReason::NoBackend);
-            return CopyOutcome::NoRoom;
-        };
-        note_lease(&lease, record);
-        if let AttemptResult::Failed(failed) = self.attempt(&mut lease, down, record).await {
-            record.outcome = failed.outcome;
-        }
-        match record.outcome {
-            Outcome::Completed => CopyOutcome::Completed,
-            _ if lease.abort_token().is_cancelled() => CopyOutcome::Cut,
-            Outcome::Refused => CopyOutcome::Refused,
-            _ => CopyOutcome::Failed,
-        }
-    }
-
     fn may_try_again(&self) -> bool {
-        self.made < self.placed.table.config.retry.attempts
+        self.made - self.moves < self.placed.table.config.retry.attempts
     }
 
     /// Waits for a lease; where the arm of the request cannot serve it, on any backend.
@@ -209,7 +186,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home }) => {
                 Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home })
             }
-            Err(AdmitError::Shed { .. } | AdmitError::Refused(_)) if self.fall_back(record) => {
+            Err(AdmitError::Shed { .. } | AdmitError::Refused(_) | AdmitError::Unserved) if self.fall_back(record) => {
                 self.admit(down, record).await
             }
             other => other,
@@ -229,6 +206,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             return false;
         }
         self.prepared.adapter = adapter;
+        self.prepared.asks.model = Some(self.prepared.own_model);
         self.placed = PlacedRequest { table, placement };
         if let Some(body) = self.request.body_without_arm.take() {
             self.request.body = body;
@@ -259,6 +237,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             model: record.model.as_deref().unwrap_or_default(),
             prefix: &self.prepared.prefix,
             adapter: self.prepared.adapter,
+            asks: self.prepared.asks,
             avoid: &avoid,
             only: self.prepared.only.as_ref(),
             in_arm: self.prepared.arm.is_some(),
@@ -297,17 +276,32 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Err(error) => return error.into_result(lease, &record.request_id),
             }
         };
+        if self.prepared.only.is_none() && refused_here::may_be(&response.head) {
+            match response.read_ahead((refused_here::PEEK_BYTES, refused_here::PEEK_TIME), down, lease).await {
+                Err(error @ (WaitError::ClientGone | WaitError::Hung)) => {
+                    return error.into_result(lease, &record.request_id);
+                }
+                // The pump meets it again.
+                Ok(()) | Err(_) => {}
+            }
+        }
         let (status, credentials) = (response.head.status, self.credentials(lease));
-        let elsewhere = EngineAnswer { status, error: None, credentials }.elsewhere();
+        let elsewhere = EngineAnswer { status, read: &response.read, error: None, credentials }.elsewhere();
         if elsewhere.is_some() || self.lacks_model(status) {
             if elsewhere.is_some_and(Elsewhere::is_fault) {
                 let why = format_args!("status {}", status.as_u16());
                 faults::report(lease, BackendFault::Response, &record.request_id, &why, Instant::now());
             }
-            let outcome = match elsewhere {
-                Some(Elsewhere::Limited | Elsewhere::Forbidden) => Outcome::Refused,
-                Some(Elsewhere::GatewayRefused) => Outcome::UpstreamError(UpstreamFault::Credentials),
-                _ => Outcome::UpstreamError(UpstreamFault::Status),
+            let (reason, outcome) = match elsewhere {
+                Some(Elsewhere::NotServed(refused)) => {
+                    self.refused = Some(refused);
+                    (RetryReason::NotServed, Outcome::Refused)
+                }
+                Some(Elsewhere::Limited | Elsewhere::Forbidden) => (RetryReason::Status, Outcome::Refused),
+                Some(Elsewhere::GatewayRefused) => {
+                    (RetryReason::Status, Outcome::UpstreamError(UpstreamFault::Credentials))
+                }
+                _ => (RetryReason::Status, Outcome::UpstreamError(UpstreamFault::Status)),
             };
             // A client whose key is valid must not read that the gateway's is not.
             let own_answer = elsewhere != Some(Elsewhere::GatewayRefused);
@@ -315,7 +309,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 faults::report_refused(lease, status.as_u16(), &record.request_id, Instant::now());
             }
             let kept = own_answer && !self.is_head_sent;
-            let (reason, response) = (RetryReason::Status, kept.then_some(response));
+            let response = kept.then_some(response);
             return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None, held: None });
         }
         // Behind the head of a stream only another stream can follow.

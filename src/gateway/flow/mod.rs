@@ -11,7 +11,7 @@
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
-//! | | `elsewhere.rs` | may another backend serve the request after this answer? |
+//! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
 //! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
@@ -41,6 +41,7 @@ mod copies;
 mod prepare;
 mod admit;
 mod faults;
+mod refused_here;
 mod elsewhere;
 mod attempt;
 mod response_meter;

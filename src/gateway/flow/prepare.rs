@@ -20,7 +20,7 @@ use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
-use crate::pool::{AdapterId, Admission, Need};
+use crate::pool::{Admission, Asks, ModelKey, Need};
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
@@ -31,7 +31,11 @@ pub(super) struct PreparedRequest {
     /// Hashes of the beginnings of the prompt, to find it in prefix caches.
     pub(super) prefix: Arc<PromptPrefix>,
     /// The LoRA adapter that serves it.
-    pub(super) adapter: Option<AdapterId>,
+    pub(super) adapter: Option<ModelKey>,
+    /// What it asks of an engine.
+    pub(super) asks: Asks,
+    /// Its model as it is sent without an experiment.
+    pub(super) own_model: ModelKey,
     pub(super) priority: i32,
     /// The only backend that can serve it.
     pub(super) only: Option<Arc<str>>,
@@ -89,6 +93,15 @@ pub(super) async fn prepare<R: Recorder>(
     let home = &table.pools[placement.home];
     record.set_home(home);
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
+    let own_model = ModelKey::of(own_name.unwrap_or(name));
+    let arm_model = arm.as_ref().and_then(|arm| arm.model.as_deref()).map(ModelKey::of);
+    let asks = Asks {
+        model: arm_model.or(Some(own_model)),
+        route: Some(incoming.route),
+        prompt_tokens: estimate.tokens / u64::from(view.prompts),
+        output_tokens: view.max_output.unwrap_or(0),
+        ..Asks::default()
+    };
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
     record.prefix = Some(Arc::clone(&prefix));
     let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
@@ -109,6 +122,8 @@ pub(super) async fn prepare<R: Recorder>(
         need,
         prefix,
         adapter,
+        asks,
+        own_model,
         priority: key.map_or(0, ApiKey::priority),
         only: continued.map(|owner| owner.backend),
         stream: view.stream,
@@ -198,7 +213,7 @@ fn authorize<'a>(table: &'a RoutingTable, key: Option<&ApiKey>, name: &str) -> R
     Ok(model)
 }
 
-fn unknown_model(table: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Refusal {
+pub(super) fn unknown_model(table: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Refusal {
     let valid = table.models_for(key).map(|model| model.name.to_string()).collect();
     Refusal::UnknownModel { model: name.to_owned(), valid }
 }

@@ -118,12 +118,22 @@ pub enum RetryReason {
     Timeout,
     /// Cancelled because the backend hung.
     Hung,
+    /// The engine does not serve the model, the route or so long a prompt.
+    NotServed,
 }
 
 impl RetryReason {
     /// Every reason.
-    pub const ALL: [Self; 7] =
-        [Self::Connect, Self::StaleConnection, Self::Broken, Self::Status, Self::InStream, Self::Timeout, Self::Hung];
+    pub const ALL: [Self; 8] = [
+        Self::Connect,
+        Self::StaleConnection,
+        Self::Broken,
+        Self::Status,
+        Self::InStream,
+        Self::Timeout,
+        Self::Hung,
+        Self::NotServed,
+    ];
 
     /// The label used in metrics.
     pub fn label(self) -> &'static str {
@@ -135,6 +145,7 @@ impl RetryReason {
             Self::InStream => "in_stream",
             Self::Timeout => "timeout",
             Self::Hung => "hung",
+            Self::NotServed => "not_served",
         }
     }
 }

@@ -17,7 +17,7 @@ use super::keys::{ApiKey, KeyUsage, Keyring};
 use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::experiment::{ExperimentSet, Experiments};
-use crate::pool::{AdapterId, Admission, BackendLimits, LongPrefix, PoolLayout};
+use crate::pool::{Admission, BackendLimits, LongPrefix, ModelKey, PoolLayout};
 use sluice_core::base::{BackendId, ModelId, PoolId};
 use sluice_core::meter::slo::Objectives;
 
@@ -75,7 +75,7 @@ pub struct ModelRoute {
     /// Positions of the pools that serve it.
     pub pools: Vec<usize>,
     /// Its id, if it is a LoRA adapter.
-    pub adapter: Option<AdapterId>,
+    pub adapter: Option<ModelKey>,
     /// What has been learned about its tokens.
     pub estimator: Arc<ModelEstimator>,
     /// Exact counts, if a tokenizer is configured.
@@ -115,8 +115,8 @@ impl LearnedState {
         *self.adapters.lock() = names.into_iter().collect();
     }
 
-    fn adapter(&self, name: &str) -> Option<AdapterId> {
-        self.adapters.lock().contains(name).then(|| AdapterId::of(name))
+    fn adapter(&self, name: &str) -> Option<ModelKey> {
+        self.adapters.lock().contains(name).then(|| ModelKey::of(name))
     }
 
     /// The estimator of a model, new if there is none. Bounded by [`limits::MAX_MODELS`] names: beyond that a new
@@ -192,6 +192,16 @@ impl RoutingTable {
         known.map(|(_, model)| model).filter(move |model| key.is_none_or(|key| key.may_use(model.declared)))
     }
 
+    /// Whether a client may ask for models that are not declared: a pool serves every name.
+    pub fn is_open_for(&self, key: Option<&ApiKey>) -> bool {
+        self.other.is_some() && key.is_none_or(|key| key.may_use(None))
+    }
+
+    /// Whether a name is neither a declared model nor an alias.
+    pub fn is_undeclared(&self, name: &str) -> bool {
+        self.by_name.get(name).is_none_or(|index| self.models[*index].declared.is_none())
+    }
+
     /// The timeouts in force.
     pub fn timeouts(&self) -> &Timeouts {
         &self.config.timeouts
@@ -217,7 +227,7 @@ impl RoutingTable {
                 declared: Some(id),
                 is_known: true,
                 pools: (0..self.config.pools.len()).filter(serves).collect(),
-                adapter: learned.adapter(&model.name).or(model.adapter.as_ref().map(|_| AdapterId::of(&model.name))),
+                adapter: learned.adapter(&model.name).or(model.adapter.as_ref().map(|_| ModelKey::of(&model.name))),
                 estimator: learned.estimator(&model.name),
                 exact: counters.get(index).cloned().flatten(),
                 media_part_tokens: model.media_part_tokens.0,

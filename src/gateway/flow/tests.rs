@@ -350,6 +350,8 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         arrived: Instant::now(),
         since: Instant::now(),
         adapter: None,
+        asks: Default::default(),
+        wants: Default::default(),
         prefix: Default::default(),
         avoid: Default::default(),
         only: None,

@@ -1,26 +1,15 @@
-//! The LoRA adapters of an engine: which it serves, and which of them have one of its slots (`--max-loras`).
+//! The LoRA adapters of an engine: which of them have one of its slots (`--max-loras`).
 //!
 //! An adapter gets a slot with its first request and keeps it until it has none left and another needs the slot; requests for
-//! an adapter without a slot wait until one is free. So vLLM does it, and the order of grants shows it here. What the engine serves and
-//! how many slots it has is as last probed. Bounds: [`RECENT`] adapters are remembered, besides those with requests.
-
-use std::num::NonZeroU32;
+//! an adapter without a slot wait until one is free. So vLLM does it, and the order of grants shows it here. How many slots
+//! an engine has is as last probed. Bounds: [`RECENT`] adapters are remembered, besides those with requests.
 
 use smallvec::SmallVec;
 
+use super::served::ModelKey;
+
 /// Adapters without requests that are remembered, at most.
 const RECENT: usize = 16;
-
-/// A name of a model, hashed: comparisons need no text, and it is the same in every routing table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AdapterId(NonZeroU32);
-
-impl AdapterId {
-    /// The id of a name.
-    pub fn of(name: &str) -> Self {
-        Self(NonZeroU32::MIN.saturating_add(twox_hash::XxHash3_64::oneshot(name.as_bytes()) as u32))
-    }
-}
 
 /// What a request with an adapter meets on an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,32 +30,27 @@ pub enum AdapterPlace {
 pub(super) struct AdapterSlots {
     /// `None`: not known.
     slots: Option<usize>,
-    /// What it serves, base models included; `None`: not known.
-    served: Option<Vec<AdapterId>>,
     /// Adapters and their requests in flight, in the order in which they got their first one.
-    recent: SmallVec<[(AdapterId, u32); 4]>,
+    recent: SmallVec<[(ModelKey, u32); 4]>,
 }
 
 impl AdapterSlots {
-    /// Sets what the engine reports.
-    pub(super) fn set(&mut self, served: Vec<AdapterId>, slots: Option<usize>) {
-        self.served = Some(served);
-        self.slots = slots.or(self.slots);
+    /// Sets how many slots the engine has.
+    pub(super) fn set_slots(&mut self, slots: usize) {
+        self.slots = Some(slots);
     }
 
     /// Forgets all of an engine that was replaced, except its requests in flight.
     pub(super) fn clear(&mut self) {
-        (self.slots, self.served) = (None, None);
+        self.slots = None;
         self.recent.retain(|(_, requests)| *requests > 0);
     }
 
-    pub(super) fn place(&self, adapter: AdapterId) -> AdapterPlace {
-        if self.served.as_ref().is_some_and(|served| !served.contains(&adapter)) {
-            return AdapterPlace::Missing;
-        }
+    /// What a request with an adapter meets that the engine serves.
+    pub(super) fn place(&self, adapter: ModelKey) -> AdapterPlace {
         let slots = self.slots.unwrap_or(usize::MAX);
         let own = self.recent.iter().position(|(id, _)| *id == adapter);
-        let active = |part: &[(AdapterId, u32)]| part.iter().filter(|(_, requests)| *requests > 0).count();
+        let active = |part: &[(ModelKey, u32)]| part.iter().filter(|(_, requests)| *requests > 0).count();
         let wait = |before: usize| {
             let holders =
                 self.recent.iter().map(|(_, requests)| *requests).filter(|requests| *requests > 0).take(slots);
@@ -83,7 +67,7 @@ impl AdapterSlots {
     }
 
     /// Adds a request with this adapter.
-    pub(super) fn take(&mut self, adapter: AdapterId) {
+    pub(super) fn take(&mut self, adapter: ModelKey) {
         let known = self.recent.iter().position(|(id, _)| *id == adapter);
         if let Some(at) = known.filter(|at| self.recent[*at].1 > 0) {
             self.recent[at].1 += 1;
@@ -97,7 +81,7 @@ impl AdapterSlots {
     }
 
     /// A request with this adapter has ended.
-    pub(super) fn release(&mut self, adapter: AdapterId) {
+    pub(super) fn release(&mut self, adapter: ModelKey) {
         if let Some((_, requests)) = self.recent.iter_mut().find(|(id, _)| *id == adapter) {
             *requests = requests.saturating_sub(1);
         }
@@ -108,17 +92,17 @@ impl AdapterSlots {
 mod tests {
     use super::*;
 
-    fn engine(slots: usize) -> (AdapterSlots, [AdapterId; 4]) {
-        let ids = ["a", "b", "c", "d"].map(AdapterId::of);
+    fn engine(slots: usize) -> (AdapterSlots, [ModelKey; 3]) {
+        let ids = ["a", "b", "c"].map(ModelKey::of);
         let mut engine = AdapterSlots::default();
-        engine.set(ids[..3].to_vec(), Some(slots));
+        engine.set_slots(slots);
         (engine, ids)
     }
 
     #[test]
     fn a_slot_belongs_to_the_adapters_that_came_first_until_they_have_no_requests_left() {
-        let (mut engine, [a, b, c, d]) = engine(2);
-        assert_eq!([a, d].map(|id| engine.place(id)), [AdapterPlace::Load, AdapterPlace::Missing]);
+        let (mut engine, [a, b, c]) = engine(2);
+        assert_eq!(engine.place(a), AdapterPlace::Load);
         [a, b, c, c].into_iter().for_each(|id| engine.take(id));
         let ready = AdapterPlace::Ready;
         assert_eq!([a, b, c].map(|id| engine.place(id)), [ready, ready, AdapterPlace::Wait(1)]);
@@ -134,7 +118,7 @@ mod tests {
     fn without_known_slots_no_adapter_waits_and_what_is_remembered_is_bounded() {
         let mut engine = AdapterSlots::default();
         for number in 0..100 {
-            let id = AdapterId::of(&number.to_string());
+            let id = ModelKey::of(&number.to_string());
             assert_eq!(engine.place(id), AdapterPlace::Load);
             engine.take(id);
             engine.release(id);

@@ -25,7 +25,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::adapters::AdapterId;
 use super::backend::Cordon;
 use super::engine_work::EngineLook;
 use super::grant::Entered;
@@ -152,30 +151,11 @@ impl Admission {
         });
     }
 
-    /// The engine's context limit, as `/v1/models` reports it.
-    pub fn set_max_model_len(&self, backend: BackendId, tokens: Option<u64>) {
-        self.shared.update(|state, wakers| {
-            if let Some(found) = state.backend_mut(backend) {
-                found.max_model_len = tokens;
-                state.reconsider(backend, wakers);
-            }
-        });
-    }
-
     /// The tokens that the engine's prefix cache holds, as its metrics say: those of its KV cache, 0 where it is off.
     pub fn set_cache_size(&self, backend: BackendId, tokens: u64) {
         self.shared.update(|state, _| {
             if let Some(found) = state.backend_mut(backend) {
                 found.cache.set_size(tokens);
-            }
-        });
-    }
-
-    /// The models and adapters that the engine serves, and how many adapters one step may use (`--max-loras`); `None`: unchanged.
-    pub fn set_adapters(&self, backend: BackendId, served: Vec<AdapterId>, slots: Option<usize>) {
-        self.shared.update(|state, _| {
-            if let Some(found) = state.backend_mut(backend) {
-                found.adapters.set(served, slots);
             }
         });
     }

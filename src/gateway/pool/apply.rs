@@ -16,6 +16,7 @@ use super::health::HealthRules;
 use super::prefix::PrefixTable;
 use super::queue::{WaitQueue, WaiterId};
 use super::room::Rooms;
+use super::served::Served;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
 use super::state::{AdmissionState, PoolState, Waiter, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
@@ -39,8 +40,10 @@ impl AdmissionState {
             let feeders = feeders.map(|(_, id)| *id).collect();
             self.pools[pool.index()].fed_by = feeders;
         }
-        for pool in 0..self.pools.len() {
-            self.reclassify_waiters(PoolId::new(pool), wakers);
+        self.compare_facts();
+        for pool in (0..self.pools.len()).map(PoolId::new) {
+            self.reclassify_waiters(pool, wakers);
+            self.reconsider_waiters(pool, &Served::Unknown, wakers);
         }
         for backend in layout.backends.iter().flatten() {
             self.reconsider(*backend, wakers);
@@ -69,6 +72,8 @@ impl AdmissionState {
             drain: DrainRate::new(now),
             removed: false,
             rooms: Rooms::default(),
+            differ: false,
+            routes_due: false,
             prefixes: PrefixTable::default(),
         });
         PoolId::new(self.pools.len() - 1)

@@ -21,6 +21,7 @@ use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
 use super::prefix::EngineCache;
 use super::running_copies::RunningCopies;
+use super::served::{Facts, RouteSet};
 use super::settled::Settled;
 use super::share::Share;
 use super::spec::{Address, BackendSpec};
@@ -148,8 +149,10 @@ pub(super) struct BackendState {
     pub(super) cache: EngineCache,
     pub(super) adapters: AdapterSlots,
     pub(super) prefill_rate: PrefillRate,
-    /// The engine's own context limit, once reported.
-    pub(super) max_model_len: Option<u64>,
+    /// What its engine can serve.
+    pub(super) facts: Facts,
+    /// They are to be read again: the engine was replaced, or has refused what it was thought to serve.
+    pub(super) facts_due: bool,
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
     /// How often it was found hung.
@@ -194,7 +197,8 @@ impl BackendState {
             cache: EngineCache::new(layout),
             adapters: AdapterSlots::default(),
             prefill_rate: PrefillRate::new(now),
-            max_model_len: None,
+            facts: Facts::default(),
+            facts_due: false,
             progress: Arc::new(Progress::new(now)),
             abort: CancellationToken::new(),
             hangs: 0,
@@ -209,7 +213,7 @@ impl BackendState {
         self.seconds_per_token = known.seconds_per_token;
         self.load.learned = known.load.learned;
         self.prefill_rate = known.prefill_rate;
-        self.max_model_len = known.max_model_len;
+        self.facts = known.facts.clone();
         self.draining = known.draining;
         self.cordon = known.cordon;
         self.closed = known.closed;
@@ -262,7 +266,9 @@ impl BackendState {
         self.health = BackendHealth::default();
         self.forget_engine(now);
         self.health.probe_ok(now);
-        self.max_model_len = None;
+        // Its names are those of the old one until they are read: requests that wait for one of them are then judged anew.
+        self.facts.max_model_len = None;
+        self.facts_due = true;
     }
 
     /// Its engine has started again: what the old one had and how fast it was no longer counts.
@@ -271,6 +277,7 @@ impl BackendState {
         self.load.learned = Learned::default();
         self.cache.clear();
         self.adapters.clear();
+        self.facts.routes = RouteSet::ALL;
         self.prefill_rate = PrefillRate::new(now);
     }
 

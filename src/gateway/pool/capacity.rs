@@ -17,7 +17,7 @@
 //! the limit ([`BackendLimits::exceeded_by`]). `prefill_tokens` is a pace and not a size: a prompt above it runs when no
 //! other is in prefill, because the engine computes a long prompt in pieces anyway.
 
-use super::adapters::AdapterId;
+use super::served::ModelKey;
 use super::settled::Mark;
 use crate::config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
@@ -112,7 +112,7 @@ pub struct Allocation {
     prefilling: bool,
     /// When its engine was seen to have it; see `settled.rs`.
     pub(super) seen: Option<Mark>,
-    pub(super) adapter: Option<AdapterId>,
+    pub(super) adapter: Option<ModelKey>,
 }
 
 impl Allocation {

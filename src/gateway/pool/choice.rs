@@ -5,12 +5,13 @@
 
 use smallvec::SmallVec;
 
-use super::adapters::{AdapterId, AdapterPlace};
+use super::adapters::AdapterPlace;
 use super::capacity::Allocation;
 use super::policy::{self, COMPARED, Candidate, Offer};
 use super::prefix::CachedBytes;
 use super::request::AdmissionRequest;
 use super::room::Positions;
+use super::served::ModelKey;
 use super::state::AdmissionState;
 use crate::config::Policy;
 use sluice_core::base::{BackendId, PoolId, Rng};
@@ -30,10 +31,14 @@ impl AdmissionState {
         let spilled_in_reach = || {
             request.spill.contains(&found.pool)
                 && self.pools[found.pool.index()].fed_by.contains(&request.home)
-                && found.max_model_len.is_none_or(|len| request.need.prompt_tokens <= len / 100 * SPILL_LEN_PERCENT)
+                && found
+                    .facts
+                    .max_model_len
+                    .is_none_or(|len| request.need.prompt_tokens <= len / 100 * SPILL_LEN_PERCENT)
         };
         let possible = request.only.as_ref().is_none_or(|name| *name == found.name);
         possible
+            && found.facts.meets(&request.wants)
             && found.could_serve(&request.need)
             && !request.avoid.contains(&backend)
             && (home || spilled_in_reach())
@@ -96,7 +101,8 @@ impl AdmissionState {
         let is_long = self.is_long(pool, request);
         let cached = self.cached_bytes(pool, request);
         // Room is all that a request asks for at home, unless it was elsewhere before.
-        let is_plain = request.home == pool && request.only.is_none() && request.avoid.is_empty();
+        let is_plain =
+            request.home == pool && request.only.is_none() && request.avoid.is_empty() && request.wants.is_anything();
         // Nearly all requests: their backends differ in load only.
         let is_simple = is_plain && !is_long && cached.is_empty() && request.adapter.is_none();
         let (mut found, mut least) = (Offers::new(), u32::MAX);
@@ -211,8 +217,12 @@ impl AdmissionState {
     }
 
     /// What a request with an adapter meets on a backend.
-    fn adapter_place(&self, backend: BackendId, adapter: AdapterId) -> AdapterPlace {
-        self.backend(backend).map_or(AdapterPlace::Ready, |found| found.adapters.place(adapter))
+    fn adapter_place(&self, backend: BackendId, adapter: ModelKey) -> AdapterPlace {
+        match self.backend(backend) {
+            None => AdapterPlace::Ready,
+            Some(found) if !found.facts.served.has(adapter) => AdapterPlace::Missing,
+            Some(found) => found.adapters.place(adapter),
+        }
     }
 
     /// Whether the policy of a pool predicts what its engines have of this prompt.

@@ -40,6 +40,7 @@ impl Admission {
 
 impl AdmissionState {
     fn enter_copy(&mut self, request: &AdmissionRequest) -> Option<(Grant, u64)> {
+        let request = &AdmissionRequest { wants: self.wants_of(request), ..request.clone() };
         let home = request.home;
         if self.closed_to_copies || self.is_removed(home) || request.layout != self.layout {
             return None;

@@ -51,4 +51,6 @@ pub(super) enum WaiterOutcome {
     Reclassify,
     /// The engine that it waited for does not come.
     Shed(ShedReason),
+    /// No engine serves its model any more.
+    Unserved,
 }

@@ -49,6 +49,10 @@ impl Lease {
         Self { shared, grant, released: true, decoding: None, copy: Some(serial) }
     }
 
+    pub(super) fn shared(&self) -> &SharedState {
+        &self.shared
+    }
+
     /// The backend to use.
     pub fn backend(&self) -> BackendId {
         self.grant.backend
@@ -216,6 +220,8 @@ pub enum WaitResult {
     Reclassify,
     /// The engine that it waited for does not come.
     Shed(ShedReason),
+    /// No engine serves its model any more.
+    Unserved,
 }
 
 /// A place in a queue.
@@ -243,6 +249,7 @@ impl Future for Ticket {
             WaiterOutcome::Granted(grant) => WaitResult::Granted(Lease::new(Arc::clone(&self.shared), grant)),
             WaiterOutcome::Reclassify => WaitResult::Reclassify,
             WaiterOutcome::Shed(reason) => WaitResult::Shed(reason),
+            WaiterOutcome::Unserved => WaitResult::Unserved,
         })
     }
 }

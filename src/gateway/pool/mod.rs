@@ -7,7 +7,7 @@
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
 //! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `served.rs` and `serving.rs` which engines can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 mod settled;
@@ -16,6 +16,7 @@ pub mod queue;
 pub mod spec;
 pub mod policy;
 pub mod health;
+mod served;
 mod adapters;
 mod breaker;
 mod fault_report;
@@ -43,13 +44,13 @@ pub mod view;
 pub mod lease;
 pub mod admission;
 mod copies;
+mod serving;
 pub mod foreign;
 pub mod divided;
 
 #[cfg(test)]
 mod tests;
 
-pub use adapters::AdapterId;
 pub use admission::{Admission, AdmissionDecision};
 pub use backend::Cordon;
 pub use breaker::RecentAnswers;
@@ -62,6 +63,7 @@ pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Verdict};
 pub use lease::{Lease, Ticket, WaitResult};
 pub use queue::QueueOrder;
 pub use request::AdmissionRequest;
+pub use served::{Asks, Facts, Lack, ModelKey, RouteSet, Served, Wants};
 pub use share::Share;
 pub use spec::{Address, BackendSpec, PoolLayout, PoolRules, PoolSpec};
 pub use trial::TrialBound;

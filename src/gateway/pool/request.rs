@@ -7,8 +7,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::adapters::AdapterId;
 use super::capacity::Need;
+use super::served::{Asks, ModelKey, Wants};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::PromptPrefix;
 
@@ -33,7 +33,11 @@ pub struct AdmissionRequest {
     /// The beginnings of its prompt, by which engines are found that have them.
     pub prefix: Arc<PromptPrefix>,
     /// The LoRA adapter that it needs.
-    pub adapter: Option<AdapterId>,
+    pub adapter: Option<ModelKey>,
+    /// What it asks of an engine.
+    pub asks: Asks,
+    /// What an engine must have to be chosen; set by admission from `asks` and what the engines say of themselves.
+    pub wants: Wants,
     /// Backends that have failed this request.
     pub avoid: SmallVec<[BackendId; 2]>,
     /// The only backend that can serve it, by name: it holds what the request continues.

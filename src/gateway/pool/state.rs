@@ -45,6 +45,10 @@ pub(super) struct PoolState {
     pub(super) removed: bool,
     /// Which of its members may have room.
     pub(super) rooms: Rooms,
+    /// The engines that its requests may use differ in what they serve.
+    pub(super) differ: bool,
+    /// One of them has refused a request because it does not have the route: which routes they have is to be read.
+    pub(super) routes_due: bool,
     /// What its members are likely to have in their prefix caches.
     pub(super) prefixes: PrefixTable,
 }
@@ -87,6 +91,8 @@ pub(super) enum WaiterState {
     Reclassify,
     /// The engine that it waited for does not come.
     Shed(ShedReason),
+    /// No engine serves its model any more.
+    Unserved,
 }
 
 /// Everything behind the lock.
@@ -162,11 +168,12 @@ impl AdmissionState {
     }
 
     /// Grants capacity at once, queues the request, or sheds it.
-    pub(super) fn enter(&mut self, request: AdmissionRequest, wakers: &mut Wakers) -> Entered {
+    pub(super) fn enter(&mut self, mut request: AdmissionRequest, wakers: &mut Wakers) -> Entered {
         if self.is_removed(request.home) {
             return Entered::Reclassify;
         }
         self.latest = self.latest.max(request.since);
+        request.wants = self.wants_of(&request);
         let reachable: SmallVec<[PoolId; 4]> = request.pools().collect();
         let held = self.held_until(&request, &reachable);
         let backends = || reachable.iter().flat_map(|pool| self.members(*pool));
@@ -334,6 +341,7 @@ impl AdmissionState {
             WaiterState::Waiting => return None,
             WaiterState::Reclassify => WaiterOutcome::Reclassify,
             WaiterState::Shed(reason) => WaiterOutcome::Shed(*reason),
+            WaiterState::Unserved => WaiterOutcome::Unserved,
             WaiterState::Granted(backend, allocation, ahead) => {
                 WaiterOutcome::Granted(self.grant_of(*backend, (*allocation, *ahead), &waiter.request))
             }
@@ -348,7 +356,7 @@ impl AdmissionState {
         let Some(waiter) = self.waiters[id as usize].take() else { return };
         self.free.push(id);
         match waiter.state {
-            WaiterState::Reclassify | WaiterState::Shed(_) => {}
+            WaiterState::Reclassify | WaiterState::Shed(_) | WaiterState::Unserved => {}
             WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
             WaiterState::Waiting => {
                 self.pinned -= usize::from(waiter.request.pinned);

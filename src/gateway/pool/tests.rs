@@ -9,6 +9,7 @@ mod held;
 mod large;
 mod overtaking;
 mod prefixes;
+mod serving;
 mod trial;
 mod wide;
 
@@ -92,6 +93,8 @@ impl Fixture {
             arrived: self.now,
             since: self.now,
             adapter: None,
+            asks: Asks { model: Some(ModelKey::of("m")), prompt_tokens, ..Asks::default() },
+            wants: Default::default(),
             prefix: Arc::default(),
             avoid: smallvec![],
             only: None,

@@ -37,6 +37,8 @@ pub struct PoolView {
     pub queue_length: usize,
     /// How many may wait.
     pub queue_limit: usize,
+    /// Which routes its engines have is to be read.
+    pub routes_due: bool,
     /// It has no backend in rotation, and requests wait until it has one.
     pub holds: bool,
     /// Its backends, including removed ones that still have requests.
@@ -90,6 +92,8 @@ pub struct BackendView {
     pub silent_since: Option<Instant>,
     /// The engine's context limit, if it reported one.
     pub max_model_len: Option<u64>,
+    /// What the engine serves is to be read again.
+    pub facts_due: bool,
 }
 
 impl BackendView {
@@ -147,6 +151,7 @@ impl AdmissionState {
             name: Arc::clone(&pool.name),
             queue_length: pool.queue.len(),
             queue_limit: pool.rules.queue_length,
+            routes_due: pool.routes_due,
             holds: self.holds(PoolId::new(index)),
             backends: self.backends_of(PoolId::new(index)),
         });
@@ -181,7 +186,8 @@ impl AdmissionState {
                     prefill_rate: b.prefill_rate.tokens_per_second(),
                     prefill_seen: b.prefill_rate.seen(),
                     silent_since: b.silent_since(),
-                    max_model_len: b.max_model_len,
+                    max_model_len: b.facts.max_model_len,
+                    facts_due: b.facts_due,
                 };
                 (b.position, view)
             })

@@ -419,6 +419,8 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         arrived: now,
         since: now,
         adapter: None,
+        asks: Default::default(),
+        wants: Default::default(),
         prefix: Default::default(),
         avoid: SmallVec::new(),
         only: None,

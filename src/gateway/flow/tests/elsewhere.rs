@@ -1,6 +1,7 @@
 //! Answers after which another backend serves the request, and the answer that the client gets when none can.
 
 use super::*;
+use crate::pool::Served;
 
 const FAILED: &str = "data: {\"error\":{\"message\":\"kaput\",\"type\":\"InternalServerError\",\"code\":500}}\n\n";
 const LIMITED: &str = "data: {\"error\":{\"message\":\"slow down\",\"type\":\"x\",\"code\":429}}\n\n";
@@ -114,4 +115,47 @@ async fn a_403_is_tried_elsewhere_and_ejects_nothing_because_it_may_be_the_conte
         assert_eq!((client.head.unwrap().status.as_u16(), record.outcome), (403, Outcome::Refused));
     }
     assert_eq!(states(&test), ["ready", "ready"]);
+}
+
+const UNKNOWN: &str =
+    r#"{"error":{"message":"The model `m` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
+const TOO_LONG: &str = r#"{"error":{"message":"This model's maximum context length is 1 tokens. However, your prompt contains 90 input tokens.","code":400}}"#;
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_another_engine_would_not_give_moves_the_request_to_it() {
+    for refusing in [(404, UNKNOWN), (404, r#"{"detail":"Not Found"}"#), (400, TOO_LONG)] {
+        let test = TestFlow::new(vec![Script::Json(refusing.0, refusing.1)], vec![good()]);
+        let backends = test.flow.routing_table().pools[0].backends.clone();
+        backends.iter().for_each(|id| test.flow.admission().set_served(*id, Served::unreadable(), None));
+        for number in 0..3 {
+            let (client, record) = test.request(STREAM).await;
+            assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat(), "{refusing:?}");
+            let moved = if number == 0 { &[RetryReason::NotServed][..] } else { &[] };
+            assert_eq!((record.outcome, record.retries.as_slice()), (Outcome::Completed, moved), "{refusing:?}");
+        }
+        assert_eq!(states(&test), ["ready", "ready"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_every_engine_gives_reaches_the_client_as_the_engine_sent_it() {
+    for (status, body) in [(404, UNKNOWN), (404, r#"{"detail":"Not Found"}"#), (400, TOO_LONG)] {
+        let refusing = || vec![Script::Json(status, body)];
+        let test = TestFlow::new(refusing(), refusing());
+        for _ in 0..5 {
+            let (client, record) = test.request(STREAM).await;
+            assert_eq!((client.head.unwrap().status.as_u16(), client.body), (status, body.as_bytes().to_vec()));
+            assert_eq!(record.outcome, Outcome::Refused);
+        }
+        assert_eq!(states(&test), ["ready", "ready"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_concerns_the_client_is_not_repeated() {
+    let body = r#"{"error":{"message":"temperature must be at most 2","code":400}}"#;
+    let test = TestFlow::new(vec![Script::Json(400, body)], vec![good()]);
+    let (client, record) = test.request(STREAM).await;
+    assert_eq!((client.head.unwrap().status.as_u16(), record.retries.len()), (400, 0));
+    assert_eq!(client.body, body.as_bytes());
 }

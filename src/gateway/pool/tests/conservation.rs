@@ -204,7 +204,14 @@ proptest! {
                 }
                 Move::StartFailed(backend) => fixture.admission.start_failed(BackendId::new(backend)),
                 Move::ContextLimit { backend, tokens } => {
-                    fixture.admission.set_max_model_len(BackendId::new(backend), tokens);
+                    // What the engine serves changes with it.
+                    let served = match tokens.map_or(0, |tokens| tokens % 4) {
+                        0 => Served::unreadable(),
+                        1 => Served::list(["m"]),
+                        2 => Served::list(["m", "other"]),
+                        _ => Served::list(["other"]),
+                    };
+                    fixture.admission.set_served(BackendId::new(backend), served, tokens);
                 }
                 Move::Probe { backend, up } => {
                     fixture.admission.record_probe(BackendId::new(backend), up, fixture.now);

@@ -58,7 +58,7 @@ impl Observed {
         for mut waiting in std::mem::take(&mut self.waiting) {
             match poll(&mut waiting.ticket) {
                 None => self.waiting.push(waiting),
-                Some(WaitResult::Reclassify | WaitResult::Shed(_)) => {}
+                Some(WaitResult::Reclassify | WaitResult::Shed(_) | WaitResult::Unserved) => {}
                 Some(WaitResult::Granted(lease)) => {
                     let (entered, request) = (waiting.entered, &waiting.request);
                     fresh.push(Fresh { entered, arrived: request.arrived, need: request.need, lease });

@@ -188,6 +188,8 @@ impl Gateway {
                 arrived: Instant::now(),
                 since: Instant::now(),
                 adapter: None,
+                asks: Default::default(),
+                wants: Default::default(),
                 prefix: Arc::default(),
                 avoid: Default::default(),
                 only: None,

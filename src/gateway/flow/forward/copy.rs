@@ -1,0 +1,54 @@
+//! The single attempt of a copy for a shadow arm (`copies.rs` has the rules).
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{Attempts, note_lease};
+use crate::experiment::CopyOutcome;
+use crate::flow::attempt::AttemptResult;
+use crate::flow::exchange::{Downstream, Upstream};
+use crate::flow::record::{Outcome, RecordGuard, Recorder};
+use crate::pool::{AdmissionRequest, Wants};
+use sluice_core::openai::ShedReason;
+
+impl<U: Upstream> Attempts<'_, U> {
+    /// Sends a copy for a shadow arm, once, if there is room for it now.
+    pub(in crate::flow) async fn run_copy<D: Downstream, R: Recorder>(
+        &mut self,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> CopyOutcome {
+        let others = self.prepared.arm.iter().flat_map(|arm| &arm.others);
+        let lease = self.backends.admission.enter_copy(&AdmissionRequest {
+            layout: self.placed.table.layout,
+            home: self.placed.home().id,
+            spill: SmallVec::new(),
+            need: self.prepared.need,
+            priority: self.prepared.priority,
+            arrived: self.incoming.arrived,
+            since: self.incoming.arrived,
+            prefix: Arc::clone(&self.prepared.prefix),
+            adapter: self.prepared.adapter,
+            asks: self.prepared.asks,
+            wants: Wants::default(),
+            avoid: others.copied().collect(),
+            only: None,
+            pinned: true,
+        });
+        let Some(mut lease) = lease else {
+            record.outcome = Outcome::Shed(ShedReason::NoBackend);
+            return CopyOutcome::NoRoom;
+        };
+        note_lease(&lease, record);
+        if let AttemptResult::Failed(failed) = self.attempt(&mut lease, down, record).await {
+            record.outcome = failed.outcome;
+        }
+        match record.outcome {
+            Outcome::Completed => CopyOutcome::Completed,
+            _ if lease.abort_token().is_cancelled() => CopyOutcome::Cut,
+            Outcome::Refused => CopyOutcome::Refused,
+            _ => CopyOutcome::Failed,
+        }
+    }
+}

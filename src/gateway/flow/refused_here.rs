@@ -1,0 +1,131 @@
+//! Refusals of one engine that say nothing of another: it does not serve the model, does not have the route, or has a shorter
+//! context limit.
+//!
+//! Recognised by status and by the texts of vLLM since 0.6 and of other OpenAI-compatible servers. An engine may repeat what the
+//! client sent, so only texts count that begin as the engine's own message does: no client can make an engine look as if it served
+//! less. Bounds: [`PEEK_BYTES`] of a response are read, in [`PEEK_TIME`] at most. Whatever is read is passed on if the request goes
+//! to no other engine.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::exchange::ResponseHead;
+
+/// The most that is read of a refusal before it is judged.
+pub(super) const PEEK_BYTES: usize = 64 << 10;
+/// How long the body of a refusal may take.
+pub(super) const PEEK_TIME: Duration = Duration::from_secs(5);
+
+/// What an engine has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// The model.
+    Model,
+    /// The route.
+    Route,
+    /// The length of the prompt; with its limit in tokens, where it says that.
+    Length(Option<u64>),
+}
+
+/// Whether a response with this status may say that another engine could serve the request.
+pub(super) fn may_be(head: &ResponseHead) -> bool {
+    matches!(head.status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::BAD_REQUEST)
+        && !head.is_coded()
+}
+
+/// What the engine has not, according to its response.
+pub(super) fn judge(status: StatusCode, body: &[u8]) -> Option<Refused> {
+    let error = EngineError::read(body);
+    match status {
+        StatusCode::METHOD_NOT_ALLOWED => Some(Refused::Route),
+        StatusCode::NOT_FOUND => not_found(body, &error),
+        StatusCode::BAD_REQUEST => bad_request(&error),
+        _ => None,
+    }
+}
+
+/// How messages about an unknown model begin. A message that has the model's name elsewhere may be about something else.
+const STARTS: [&str; 7] = ["the model", "model", "lora", "the lora", "unknown model", "no such model", "no model"];
+
+fn not_found(body: &[u8], error: &EngineError) -> Option<Refused> {
+    let message = error.message.to_ascii_lowercase();
+    let names_model = STARTS.iter().any(|start| message.starts_with(start));
+    let is_missing = ["not exist", "not found", "no such", "unknown"].iter().any(|words| message.contains(words));
+    if error.is_about_model() || (names_model && is_missing) {
+        return Some(Refused::Model);
+    }
+    // FastAPI, and servers without a body for unknown paths.
+    let nothing = body.trim_ascii().is_empty() || matches!(&*message, "not found" | "404 page not found");
+    nothing.then_some(Refused::Route)
+}
+
+/// How messages begin that give the context limit; the number follows the second text.
+const LIMITS: [(&str, &str); 6] = [
+    ("this model's maximum context length is", "maximum context length is "),
+    ("'max_tokens' or 'max_completion_tokens' is too large", "maximum context length is "),
+    ("max_tokens=", "max_model_len="),
+    ("the decoder prompt", "maximum model length of "),
+    ("the prompt (", "maximum model length of "),
+    ("the input (", "context length ("),
+];
+
+fn bad_request(error: &EngineError) -> Option<Refused> {
+    if error.is_about_model() {
+        return Some(Refused::Model);
+    }
+    let message = error.message.to_ascii_lowercase();
+    if let Some((_, before)) = LIMITS.iter().find(|(start, _)| message.starts_with(start)) {
+        let number = message.find(before).map(|at| &message[at + before.len()..]);
+        let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
+        let limit = number.and_then(|text| text[..digits(text)].parse().ok());
+        // The same beginning without a limit is another complaint.
+        return limit.filter(|limit| *limit > 0).map(|limit| Refused::Length(Some(limit)));
+    }
+    if error.code == "context_length_exceeded" || error.kind == "exceed_context_size_error" {
+        return Some(Refused::Length(None));
+    }
+    let starts = ["the model does not support ", "this model does not support "];
+    (starts.iter().any(|start| message.starts_with(start)) && message.contains(" api")).then_some(Refused::Route)
+}
+
+/// An error as engines send it: `{"error":{..}}` as OpenAI and Anthropic have it, `{"object":"error",..}` of older vLLMs,
+/// `{"detail":".."}` of FastAPI, or plain text.
+#[derive(Debug, Default)]
+struct EngineError {
+    message: String,
+    kind: String,
+    code: String,
+    param: String,
+}
+
+impl EngineError {
+    fn read(body: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Body {
+            error: Option<serde_json::Value>,
+            #[serde(flatten)]
+            rest: serde_json::Map<String, serde_json::Value>,
+        }
+        let Ok(read) = serde_json::from_slice::<Body>(body) else {
+            let message = String::from_utf8_lossy(body).trim().to_owned();
+            return Self { message, ..Self::default() };
+        };
+        let members = match read.error {
+            Some(serde_json::Value::Object(members)) => members,
+            Some(serde_json::Value::String(message)) => return Self { message, ..Self::default() },
+            _ => read.rest,
+        };
+        let text = |name: &str| members.get(name).and_then(|value| value.as_str()).unwrap_or_default().to_owned();
+        let message = if members.contains_key("message") { text("message") } else { text("detail") };
+        Self { message, kind: text("type"), code: text("code"), param: text("param") }
+    }
+
+    fn is_about_model(&self) -> bool {
+        self.code == "model_not_found" || (self.param == "model" && self.kind == "NotFoundError")
+    }
+}
+
+#[cfg(test)]
+mod tests;

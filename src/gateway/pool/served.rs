@@ -1,0 +1,268 @@
+//! What an engine can serve, as far as it says so itself, and what a request asks of it.
+//!
+//! Three facts of each engine: the names that it serves (models, aliases, LoRA adapters), its context limit, and the routes that it
+//! has. They are read from the engine; a refusal of the engine corrects them until the next reading. A fact that is not known
+//! excludes nothing.
+//!
+//! A request [wants](Wants) only what some engine of its pools has. A name that no engine lists may be new to the gateway, so every
+//! engine may be asked, and the client gets the engine's own answer. Estimates of lengths are never a reason to refuse: where no
+//! engine surely takes the prompt, the one with the highest limit is asked.
+//!
+//! Where all engines of a pool and of those that it spills to have the same facts ([`Facts::same`]), nothing of this is looked at.
+//! Bounds: the prober bounds the names of an engine; [`DENIED_MAX`] denied names of an engine without a list.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use sluice_core::openai::Route;
+
+/// Denied names that are remembered of an engine without a list, the latest ones.
+const DENIED_MAX: usize = 64;
+
+/// Share of an engine's context limit up to which an estimated prompt surely fits.
+const SURE_PERCENT: u64 = 90;
+
+/// A name of a model, hashed: comparisons need no text, and it is the same in every routing table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ModelKey(NonZeroU32);
+
+impl ModelKey {
+    /// The key of a name.
+    pub fn of(name: &str) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(twox_hash::XxHash3_64::oneshot(name.as_bytes()) as u32))
+    }
+}
+
+/// A set of routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteSet(u64);
+
+const _: () = assert!(Route::ALL.len() <= u64::BITS as usize);
+
+impl RouteSet {
+    /// Every route.
+    pub const ALL: Self = Self(u64::MAX);
+    /// No route.
+    pub const NONE: Self = Self(0);
+
+    fn bit(route: Route) -> u64 {
+        1 << route as u32
+    }
+
+    /// Adds a route.
+    pub fn insert(&mut self, route: Route) {
+        self.0 |= Self::bit(route);
+    }
+
+    /// Whether it has a route.
+    pub fn has(self, route: Route) -> bool {
+        self.0 & Self::bit(route) != 0
+    }
+
+    fn without(self, route: Route) -> Self {
+        Self(self.0 & !Self::bit(route))
+    }
+}
+
+/// The names that an engine serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Served {
+    /// Its list was not read yet.
+    #[default]
+    Unknown,
+    /// It has no list that can be read. It counts as serving every name but those that it denied since the last attempt.
+    Unreadable {
+        /// Those.
+        denied: SmallVec<[ModelKey; 4]>,
+    },
+    /// These, in order.
+    List(Arc<[ModelKey]>),
+}
+
+impl Served {
+    /// The names of a list.
+    pub fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut keys: Vec<ModelKey> = names.into_iter().map(ModelKey::of).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Self::List(keys.into())
+    }
+
+    /// An engine without a readable list.
+    pub fn unreadable() -> Self {
+        Self::Unreadable { denied: SmallVec::new() }
+    }
+
+    /// Whether the engine lists the name.
+    pub(super) fn lists(&self, key: ModelKey) -> bool {
+        matches!(self, Self::List(keys) if keys.binary_search(&key).is_ok())
+    }
+
+    /// Whether nothing says that the engine does not serve the name.
+    pub(super) fn has(&self, key: ModelKey) -> bool {
+        match self {
+            Self::Unknown => true,
+            Self::Unreadable { denied } => !denied.contains(&key),
+            Self::List(_) => self.lists(key),
+        }
+    }
+
+    /// The engine has said that it does not serve the name. Returns whether that is news.
+    fn deny(&mut self, key: ModelKey) -> bool {
+        if !self.has(key) {
+            return false;
+        }
+        match self {
+            Self::Unknown => return false,
+            Self::Unreadable { denied } => {
+                if denied.len() >= DENIED_MAX {
+                    denied.remove(0);
+                }
+                denied.push(key);
+            }
+            Self::List(keys) => *keys = keys.iter().copied().filter(|known| *known != key).collect(),
+        }
+        true
+    }
+}
+
+/// What is known of one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The names that it serves.
+    pub served: Served,
+    /// Its context limit, if it has said it.
+    pub max_model_len: Option<u64>,
+    /// The routes that it has, as far as is known.
+    pub routes: RouteSet,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self { served: Served::Unknown, max_model_len: None, routes: RouteSet::ALL }
+    }
+}
+
+impl Facts {
+    /// Whether engines with these facts serve the same requests. One that was not read yet differs from none.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        let unread = |facts: &Self| facts.served == Served::Unknown;
+        unread(self) || unread(other) || self == other
+    }
+
+    /// Prompt tokens that it takes, at most.
+    fn length(&self) -> u64 {
+        self.max_model_len.unwrap_or(u64::MAX)
+    }
+
+    /// Whether the engine can serve a request that wants this.
+    pub(super) fn meets(&self, wants: &Wants) -> bool {
+        self.length() >= wants.length
+            && wants.model.is_none_or(|key| self.served.has(key))
+            && wants.route.is_none_or(|route| self.routes.has(route))
+    }
+
+    /// Takes over what the engine refused. Returns whether that is news.
+    pub(super) fn correct(&mut self, lack: Lack) -> bool {
+        match lack {
+            Lack::Model(key) => self.served.deny(key),
+            Lack::Route(route) => {
+                let had = self.routes.has(route);
+                self.routes = self.routes.without(route);
+                had
+            }
+            Lack::Length(None) => false,
+            Lack::Length(limit) => std::mem::replace(&mut self.max_model_len, limit) != limit,
+        }
+    }
+}
+
+/// Why an engine refused a request that another one may serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// It does not serve the model.
+    Model(ModelKey),
+    /// It does not have the route.
+    Route(Route),
+    /// The prompt is longer than its context limit, which it has named or not.
+    Length(Option<u64>),
+}
+
+/// What a request asks of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asks {
+    /// The model, by the name that is sent.
+    pub model: Option<ModelKey>,
+    /// The route.
+    pub route: Option<Route>,
+    /// Estimated tokens of its longest prompt.
+    pub prompt_tokens: u64,
+    /// Output tokens that the client permits.
+    pub output_tokens: u64,
+    /// An engine with this context limit has refused it as too long: only one with a higher limit can serve it.
+    pub longer_than: Option<u64>,
+    /// An engine has refused it because it does not have the route: only one that has it can serve it.
+    pub needs_route: bool,
+}
+
+impl Asks {
+    /// The context limit that an engine should have, where the highest is `longest`: one that surely takes the prompt and does
+    /// not refuse `max_tokens`, or else the prompt alone, or else the highest. vLLM shortens an output that does not fit behind
+    /// the prompt, so that their sum is no reason to prefer an engine.
+    fn length(&self, longest: u64) -> u64 {
+        let prompt = self.prompt_tokens.saturating_mul(100) / SURE_PERCENT;
+        [prompt.max(self.output_tokens), prompt].into_iter().find(|length| *length <= longest).unwrap_or(longest)
+    }
+
+    /// Whether an engine has refused it for a reason that others may share.
+    pub(super) fn was_refused(&self) -> bool {
+        self.longer_than.is_some() || self.needs_route
+    }
+}
+
+/// What an engine must have to be chosen for a request; by default nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    model: Option<ModelKey>,
+    route: Option<Route>,
+    length: u64,
+}
+
+impl Wants {
+    /// Whether any engine will do.
+    pub(super) fn is_anything(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What to want of these engines, each with whether it may be chosen now: only what one of them has.
+    pub(super) fn of<'a, I>(asks: &Asks, engines: impl Fn() -> I) -> Self
+    where
+        I: Iterator<Item = (&'a Facts, bool)>,
+    {
+        let facts = || engines().map(|(facts, _)| facts);
+        let mut wants = Self::default();
+        if let Some(key) = asks.model {
+            let unlisted = |facts: &Facts| matches!(facts.served, Served::Unreadable { .. }) && facts.served.has(key);
+            let is_served =
+                facts().any(|facts| facts.served.lists(key)) || engines().any(|(facts, open)| open && unlisted(facts));
+            wants.model = asks.model.filter(|_| is_served && !facts().all(|facts| facts.served.has(key)));
+        }
+        if let Some(route) = asks.route {
+            let is_served = facts().any(|facts| facts.meets(&wants) && facts.routes.has(route));
+            let by_all = || facts().all(|facts| facts.routes.has(route));
+            wants.route = asks.route.filter(|_| asks.needs_route || (is_served && !by_all()));
+        }
+        let able = engines().filter(|(facts, open)| *open && facts.meets(&wants));
+        let longest = able.map(|(facts, _)| facts.length()).max();
+        let least = asks.longer_than.map_or(0, |limit| limit.saturating_add(1));
+        let length = longest.map_or(0, |longest| asks.length(longest)).max(least);
+        let by_all = facts().all(|facts| facts.length() >= length);
+        wants.length = if by_all { 0 } else { length };
+        wants
+    }
+}
+
+#[cfg(test)]
+mod tests;
