@@ -34,7 +34,7 @@ use sluice_core::base::{BackendId, Rng};
 use sluice_gateway::config::Config;
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
-use sluice_gateway::pool::{Admission, ModelKey, Served};
+use sluice_gateway::pool::{Admission, Served};
 use sluice_online::window::Window;
 use sluice_online::{Event as TunerEvent, TunerReport};
 use sluice_sim::engine::BLOCK_TOKENS;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::client::{Response, TestClient, get, post};
 use crate::commands::run;
-use crate::engine::{Engine, Step, completion, response, send};
+use crate::engine::{Engine, Step, completion, response};
 use crate::test_gateway::{TestGateway, eventually};
 
 const UNKNOWN: &str =
@@ -49,7 +49,7 @@ async fn engine(names: &Names) -> Engine {
 }
 
 fn refusal(status: u16, body: &str) -> Vec<Step> {
-    vec![send(response(status, "application/json", body.as_bytes()))]
+    vec![Step::Send(response(status, "application/json", body.as_bytes()))]
 }
 
 /// A gateway of one pool for every model, over these engines.

@@ -380,9 +380,9 @@ fn a_query_is_read_with_each_of_its_documents() {
     assert_eq!(characters(Route::Score, r#"{"text_1":"abcd","text_2":["e","f","g"]}"#), 3 * 4 + 3);
     assert_eq!(characters(Route::Score, r#"{"text_1":["ab","cd"],"text_2":["e","f"]}"#), 4 + 2);
     assert_eq!(characters(Route::Embeddings, r#"{"input":["ab","cd"]}"#), 4);
-    let scored = |body: &str| read(Route::GenerativeScoring, body.as_bytes()).unwrap();
     assert_eq!(characters(Route::GenerativeScoring, r#"{"query":"abcd","items":["e","f","g"]}"#), 3 * 4 + 3);
-    assert_eq!(scored(r#"{"items":[[1],[2],[3,4]],"query":[5,6,7]}"#).shape.token_ids, 3 * 3 + 4);
+    let ids = read(Route::GenerativeScoring, br#"{"items":[[1],[2],[3,4]],"query":[5,6,7]}"#).unwrap();
+    assert_eq!(ids.shape.token_ids, 3 * 3 + 4);
     let asked = r#"{"state":{"a":"bcd"},"questions":{"x":{"type":"bool"},"y":{"type":"bool"}}}"#;
     let once = r#"{"state":{"a":"bcd"},"questions":{"x":{"type":"bool"}}}"#;
     let question = r#"{"type":"bool"}"#.len();
