@@ -115,7 +115,7 @@ impl Gateway {
         let begun = Instant::now();
         let mut checked = head::check(session).map_err(Rejected::Unreadable);
         let is_served = checked.is_ok() && !is_refused(session);
-        let origin = self.origin(&table, &session.req_header().headers, is_served).await;
+        let mut origin = self.origin(&table, &session.req_header().headers, is_served).await;
         if is_served {
             let request = session.req_header();
             let response = match origin.preflight(&request.method, &request.headers) {

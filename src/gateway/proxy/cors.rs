@@ -39,6 +39,8 @@ pub(super) struct CrossOrigin {
     varies: bool,
     /// Headers of engines stay where nothing is allowed here: they say the same.
     is_of_engines: bool,
+    /// The response is the answer to a preflight, whose own headers stay.
+    is_preflight: bool,
 }
 
 /// The origin of the page that sent a request with these headers.
@@ -59,18 +61,18 @@ impl CrossOrigin {
                 (origin.filter(is_listed).cloned(), !origins.is_empty())
             }
         };
-        Self { allow, varies, is_of_engines: false }
+        Self { allow, varies, is_of_engines: false, is_preflight: false }
     }
 
     /// The same where the engines decide. `allow`: what they say of the page's origin; `None` also where there is no page.
     pub(super) fn of_engines(allow: Option<HeaderValue>) -> Self {
         let varies = allow.as_ref().is_some_and(|allow| allow != "*");
-        Self { allow, varies, is_of_engines: true }
+        Self { allow, varies, is_of_engines: true, is_preflight: false }
     }
 
     /// Replaces the headers of a response that are about other origins.
     pub(super) fn apply(self, headers: &mut HeaderMap) {
-        let replaces = self.allow.is_some() || !self.is_of_engines;
+        let replaces = !self.is_preflight && (self.allow.is_some() || !self.is_of_engines);
         while replaces && let Some(name) = headers.keys().find(|name| name.as_str().starts_with(PREFIX)).cloned() {
             headers.remove(name);
         }
@@ -84,7 +86,7 @@ impl CrossOrigin {
     }
 
     /// The headers of the answer to a preflight, besides those of every response; `None` where the request is none.
-    pub(super) fn preflight(&self, method: &Method, sent: &HeaderMap) -> Option<Result<HeaderMap, Refusal>> {
+    pub(super) fn preflight(&mut self, method: &Method, sent: &HeaderMap) -> Option<Result<HeaderMap, Refusal>> {
         let origin = sent.get(ORIGIN)?;
         if method != Method::OPTIONS || !sent.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
             return None;
@@ -93,6 +95,7 @@ impl CrossOrigin {
             let origin = client_text(&String::from_utf8_lossy(origin.as_bytes())).to_string();
             return Some(Err(Refusal::OriginNotAllowed { origin }));
         }
+        self.is_preflight = true;
         let mut headers = HeaderMap::with_capacity(6);
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
         headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
