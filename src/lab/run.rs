@@ -355,8 +355,7 @@ impl Simulation {
             lab: &self.lab,
             backends: &self.backends,
         };
-        let changed = tuner.step(&around, &self.learned.experiments);
-        if changed {
+        if tuner.step(&around, &self.learned.experiments) {
             let mut config = Config::clone(&self.lab.config);
             tuner.put(&mut config);
             self.apply(config, now);
@@ -413,8 +412,7 @@ impl Simulation {
 
     fn turn(&mut self, now: Duration, traffic: usize, mut conversation: Box<Conversation>, due: Option<Duration>) {
         let plan = &self.lab.traffic[traffic];
-        let next = plan.sessions.and_then(|sessions| conversation.next_turn(&plan.workload, &sessions));
-        match next {
+        match plan.sessions.and_then(|sessions| conversation.next_turn(&plan.workload, &sessions)) {
             Some(request) => self.send(now, traffic, conversation.ordinal(), request, due, Some(conversation)),
             None => self.repeat(traffic, Duration::ZERO),
         }

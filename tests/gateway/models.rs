@@ -198,8 +198,8 @@ async fn an_engine_whose_list_cannot_be_read_is_used_and_the_status_says_so() {
         let gateway = over(&[&x, &y], "").await;
         assert_eq!(statuses(&gateway, &["x", "y", "x", "y", "y", "y"]).await, [200; 6], "{status} {body}");
         assert!(x.count() >= 1, "{status} {body}");
-        let told = admin(&gateway, "/admin/status").await;
-        assert!(told.contains("models_unknown") && told.contains("/v1/models"), "{told}");
+        let answer = admin(&gateway, "/admin/status").await;
+        assert!(answer.contains("models_unknown") && answer.contains("/v1/models"), "{answer}");
         gateway.stop().await;
     }
 }
@@ -215,7 +215,7 @@ async fn a_prompt_that_one_engine_cannot_take_goes_to_one_with_a_higher_limit() 
     })
     .await;
     let large = Engine::always(completion()).await;
-    // The limit is not listed at first: the engine's refusal tells it.
+    // The limit is not listed at first: the gateway learns it from the engine's refusal.
     small.set_list(200, r#"{"data":[{"id":"m"}]}"#);
     let gateway = over(&[&small, &large], "policy = \"round_robin\"\n").await;
     for _ in 0..6 {

@@ -324,8 +324,15 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         rig.edit("models = [\"m\"]", "models = [\"m\", \"ad\"]")?;
         rig.reconfigure(model, &adapter("one")).await?;
         loaded_from(&rig, Some("one")).await?;
-        // The adapter's rank is too high: the loaded one stays until the new one fits.
-        rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await?;
+        // A rank that no engine takes is refused with the whole reload: the loaded adapter stays.
+        let refused = rig.reconfigure("adapter = \"one\"", "adapter = \"two\"").await.unwrap_err().to_string();
+        ensure!(refused.contains("invalid_config"), "{refused}");
+        let why = "adapter 'ad' has rank 64, above max-lora-rank 16";
+        rig.until("the reason is logged", async |rig| Ok(rig.log().contains(why))).await?;
+        loaded_from(&rig, Some("one")).await?;
+        // Only an engine finds that a folder is incomplete: the loaded one stays until the new one fits.
+        std::fs::write(rig.path("two/adapter_config.json"), "")?;
+        rig.reconfigure("adapter = \"two\"", "adapter = \"two\"").await?;
         rig.until("the failure is logged", async |rig| Ok(rig.log().contains("tried again every"))).await?;
         loaded_from(&rig, Some("one")).await?;
         // A gateway that adopts the engines does not stop them because of it.

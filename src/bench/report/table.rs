@@ -390,7 +390,7 @@ mod tests {
         let mut run = result();
         run.config.slo.ttft = Some(50.0);
         // Bursts: each request is as slow as its neighbours.
-        let slow = |i: u32| if i / 20 % 2 == 0 { 0.01 } else { 0.02 };
+        let slow = |i: u32| if (i / 20).is_multiple_of(2) { 0.01 } else { 0.02 };
         run.requests = (0..100)
             .map(|i| Record { ttft: slow(i), latency: slow(i), sent: f64::from(i), ..run.requests[0].clone() })
             .collect();

@@ -29,6 +29,8 @@ const FLAG_THRESHOLD: Tokens = Tokens(5_000);
 const FLAG_SHORT_LONG_SLOTS: u32 = 1;
 /// Long prompts in prefill at once on a backend of the long pool.
 const FLAG_LONG_LONG_SLOTS: u32 = 2;
+/// Requests in flight on a backend of the short pool, as in `config/short-long.toml`. The only pool has the default.
+const FLAG_SHORT_SLOTS: u32 = 64;
 /// Requests in flight on a backend of the long pool, as in `config/short-long.toml`: each takes much of the KV cache.
 const FLAG_LONG_SLOTS: u32 = 16;
 
@@ -176,7 +178,7 @@ fn written(flags: &Flags) -> String {
         pool("default", "", FLAG_SHORT_LONG_SLOTS, &flags.backends);
         return out;
     }
-    let short = format!("prompt_tokens = {{ max = \"{threshold}\" }}");
+    let short = format!("prompt_tokens = {{ max = \"{threshold}\" }}\nslots = {FLAG_SHORT_SLOTS}");
     let long = format!("prompt_tokens = {{ min = \"{threshold}\" }}\nslots = {FLAG_LONG_SLOTS}\nspill = [\"short\"]");
     pool("short", &short, FLAG_SHORT_LONG_SLOTS, &flags.backends);
     pool("long", &long, FLAG_LONG_LONG_SLOTS, &flags.long);

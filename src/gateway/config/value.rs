@@ -202,6 +202,7 @@ impl Scalar for Duration {
         let period: Period = match &written.value {
             Value::Text(text) => unit(text),
             Value::Int(number) => unit(&number.to_string()),
+            Value::Float(number) => unit(&number.to_string()),
             _ => Err(wrong_type("a duration such as \"20s\"", written)),
         }?;
         Ok(period.0)

@@ -21,7 +21,8 @@ pub(super) enum AttemptResult<X> {
     /// The request is over; its record says how.
     Finished,
     /// Nothing has reached the client: the request may be sent to another backend.
-    Failed(FailedAttempt<X>),
+    /// Boxed, because it is large and rare.
+    Failed(Box<FailedAttempt<X>>),
 }
 
 /// An attempt that may be repeated on another backend.
@@ -64,7 +65,7 @@ pub(super) struct ResponseStart<X> {
 impl<X> AttemptResult<X> {
     /// A failure without a response.
     pub(super) fn failed(reason: RetryReason, outcome: Outcome) -> Self {
-        Self::Failed(FailedAttempt { reason, outcome, response: None, busy: None, held: None })
+        Self::Failed(Box::new(FailedAttempt { reason, outcome, response: None, busy: None, held: None }))
     }
 
     /// The backend failed in `fault`'s way.

@@ -159,13 +159,13 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let in_arm = self.prepared.arm.is_some();
             let is_over = (unknown_model && in_arm) || !(moves_on || self.may_try_again());
             if is_over && !self.fall_back(record) {
-                return Box::pin(self.give_up(failed, released, down, record)).await;
+                return Box::pin(self.give_up(*failed, released, down, record)).await;
             }
             lease = match self.admit_to_any(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
                 Err(AdmitError::Refused(_) | AdmitError::Shed { .. } | AdmitError::Unserved) => {
-                    return Box::pin(self.give_up(failed, released, down, record)).await;
+                    return Box::pin(self.give_up(*failed, released, down, record)).await;
                 }
             };
             record.retries.push(failed.reason);
@@ -277,40 +277,22 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             }
         };
         if self.prepared.only.is_none() && refused_here::may_be(&response.head) {
-            match response.read_ahead((refused_here::PEEK_BYTES, refused_here::PEEK_TIME), down, lease).await {
-                Err(error @ (WaitError::ClientGone | WaitError::Hung)) => {
-                    return error.into_result(lease, &record.request_id);
-                }
-                // The pump meets it again.
-                Ok(()) | Err(_) => {}
+            let limits = (refused_here::PEEK_BYTES, refused_here::PEEK_TIME);
+            let peeked = response.read_ahead(limits, down, lease).await;
+            // The pump meets any other error again.
+            if let Err(error @ (WaitError::ClientGone | WaitError::Hung)) = peeked {
+                return error.into_result(lease, &record.request_id);
             }
         }
         let (status, credentials) = (response.head.status, self.credentials(lease));
         let elsewhere = EngineAnswer { status, read: &response.read, error: None, credentials }.elsewhere();
         if elsewhere.is_some() || self.lacks_model(status) {
-            if elsewhere.is_some_and(Elsewhere::is_fault) {
-                let why = format_args!("status {}", status.as_u16());
-                faults::report(lease, BackendFault::Response, &record.request_id, &why, Instant::now());
-            }
-            let (reason, outcome) = match elsewhere {
-                Some(Elsewhere::NotServed(refused)) => {
-                    self.refused = Some(refused);
-                    (RetryReason::NotServed, Outcome::Refused)
-                }
-                Some(Elsewhere::Limited | Elsewhere::Forbidden) => (RetryReason::Status, Outcome::Refused),
-                Some(Elsewhere::GatewayRefused) => {
-                    (RetryReason::Status, Outcome::UpstreamError(UpstreamFault::Credentials))
-                }
-                _ => (RetryReason::Status, Outcome::UpstreamError(UpstreamFault::Status)),
-            };
+            let (reason, outcome) = self.note_elsewhere(elsewhere, status, lease, &record.request_id);
             // A client whose key is valid must not read that the gateway's is not.
-            let own_answer = elsewhere != Some(Elsewhere::GatewayRefused);
-            if !own_answer {
-                faults::report_refused(lease, status.as_u16(), &record.request_id, Instant::now());
-            }
-            let kept = own_answer && !self.is_head_sent;
+            let kept = elsewhere != Some(Elsewhere::GatewayRefused) && !self.is_head_sent;
             let response = kept.then_some(response);
-            return AttemptResult::Failed(FailedAttempt { reason, outcome, response, busy: None, held: None });
+            let failed = FailedAttempt { reason, outcome, response, busy: None, held: None };
+            return AttemptResult::Failed(Box::new(failed));
         }
         // Behind the head of a stream only another stream can follow.
         if self.is_head_sent && (!response.head.is_event_stream() || response.head.is_coded()) {
@@ -339,6 +321,33 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                     failed.held.take().map(|HeldResponse { head, read }| ResponseStart { exchange, head, sent, read });
                 AttemptResult::Failed(failed)
             }
+        }
+    }
+
+    /// Reports what the status says of the backend. Returns the reason for another attempt, and the
+    /// outcome if there is none.
+    fn note_elsewhere(
+        &mut self,
+        elsewhere: Option<Elsewhere>,
+        status: StatusCode,
+        lease: &Lease,
+        request_id: &str,
+    ) -> (RetryReason, Outcome) {
+        if elsewhere.is_some_and(Elsewhere::is_fault) {
+            let why = format_args!("status {}", status.as_u16());
+            faults::report(lease, BackendFault::Response, request_id, &why, Instant::now());
+        }
+        match elsewhere {
+            Some(Elsewhere::NotServed(refused)) => {
+                self.refused = Some(refused);
+                (RetryReason::NotServed, Outcome::Refused)
+            }
+            Some(Elsewhere::Limited | Elsewhere::Forbidden) => (RetryReason::Status, Outcome::Refused),
+            Some(Elsewhere::GatewayRefused) => {
+                faults::report_refused(lease, status.as_u16(), request_id, Instant::now());
+                (RetryReason::Status, Outcome::UpstreamError(UpstreamFault::Credentials))
+            }
+            _ => (RetryReason::Status, Outcome::UpstreamError(UpstreamFault::Status)),
         }
     }
 

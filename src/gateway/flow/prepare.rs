@@ -21,7 +21,7 @@ use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::pool::{Admission, Asks, ModelKey, Need};
-use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, Route, multipart, request};
 
 /// A request that is ready to be admitted.
 #[derive(Debug)]
@@ -95,13 +95,7 @@ pub(super) async fn prepare<R: Recorder>(
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let own_model = ModelKey::of(own_name.unwrap_or(name));
     let arm_model = arm.as_ref().and_then(|arm| arm.model.as_deref()).map(ModelKey::of);
-    let asks = Asks {
-        model: arm_model.or(Some(own_model)),
-        route: Some(incoming.route),
-        prompt_tokens: estimate.tokens / u64::from(view.prompts),
-        output_tokens: view.max_output.unwrap_or(0),
-        ..Asks::default()
-    };
+    let asks = asks(incoming.route, &view, arm_model.unwrap_or(own_model), estimate.tokens);
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
     record.prefix = Some(Arc::clone(&prefix));
     let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
@@ -133,6 +127,17 @@ pub(super) async fn prepare<R: Recorder>(
         injected,
         feedback: feedback(incoming, &view, model.route, prompt, exact, estimate.tokens),
     })
+}
+
+/// What the request asks of an engine, under the name of the model that is sent.
+fn asks(route: Route, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
+    Asks {
+        model: Some(model),
+        route: Some(route),
+        prompt_tokens: tokens / u64::from(view.prompts),
+        output_tokens: view.max_output.unwrap_or(0),
+        ..Asks::default()
+    }
 }
 
 /// What is learned from the response; from that to a copy, nothing.

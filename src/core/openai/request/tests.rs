@@ -86,7 +86,7 @@ fn every_route_finds_its_prompt() {
         (Route::Score, r#"{"text_1":"ab","text_2":["cde"]}"#),
         (Route::ChatCompletions, r#"{"messages":[],"tools":["x"]}"#),
         (Route::ResponseTokens, r#"{"instructions":"ab","input":"cde","prompt":"no"}"#),
-        (Route::CohereChat, r#"{"messages":[{"role":"user","content":"a"}],"documents":["b"]}"#),
+        (Route::CohereChat, r#"{"messages":[{"role":"user","content":"ab"}],"documents":[7]}"#),
         (Route::CohereEmbed, r#"{"texts":["abc","de"],"input_type":"search_query","truncate":"END"}"#),
         (Route::CohereEmbed, r#"{"inputs":[{"content":[{"type":"text","text":"abcde"}]}],"images":["data:x"]}"#),
         (Route::GenerativeScoring, r#"{"query":"ab","items":["cde"],"label_token_ids":[1,2]}"#),

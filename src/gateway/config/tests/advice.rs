@@ -28,7 +28,7 @@ fn a_key_that_is_set_twice_is_named_at_its_second_place() {
 }
 
 #[test]
-fn a_key_in_the_wrong_table_is_told_its_own() {
+fn the_problem_with_a_key_in_the_wrong_table_names_its_own() {
     one_in(TWO_POOLS, &["listen=x"], "listen", "write it as server.listen");
     one_in(TWO_POOLS, &["pool.short.backend.a.long_prefix={}"], "pool[0].backend[0].long_prefix", "pool.long_prefix");
     one_in(TWO_POOLS, &["tls={}"], "tls", "server.tls");

@@ -54,7 +54,7 @@ fn values_of_the_wrong_type_are_named() {
     one(&["server.listen=somewhere"], "server.listen", "is not an address");
     one(&["server.drain_timeout=30"], "server.drain_timeout", "has no unit; write \"30s\"");
     one(&["server.max_body=huge"], "server.max_body", "is not a size");
-    one(&["pool.short.tokens=-5"], "pool[0].tokens", "number of tokens");
+    one(&["pool.short.tokens=-5"], "pool[0].tokens", "-5 is outside 1 to");
 }
 
 #[test]

@@ -1,4 +1,8 @@
-//! A request that moves on because an engine does not serve it, and one that no engine serves any more.
+//! A request that moves on because an engine does not serve it, and one that no engine serves.
+//!
+//! Engines of one pool may serve different models, routes and lengths, and the lists of what they
+//! serve may be out of date. Such an answer is no fault, and costs no attempt. Bounds: a request
+//! moves on at most [`MOVES_MAX`] times.
 
 use super::Attempts;
 use crate::flow::exchange::Upstream;

@@ -38,7 +38,7 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
 
     /// Keeps the preamble of a stream, until it has a token or is too long. Returns what goes to the client now; an error if
     /// another engine may serve the request.
-    pub(super) fn hold<X>(&mut self, forward: Forward, now: Instant) -> Result<Forward, FailedAttempt<X>> {
+    pub(super) fn hold<X>(&mut self, forward: Forward, now: Instant) -> Result<Forward, Box<FailedAttempt<X>>> {
         let is_open = self.meter.stage() == StreamStage::Open;
         if is_open && self.preamble.is_empty() && self.meter.error().is_none() {
             return Ok(forward);
@@ -54,7 +54,7 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
     }
 
     /// The failed attempt if the first event says that another engine may serve the request.
-    pub(super) fn answered_elsewhere<X>(&mut self, now: Instant) -> Option<FailedAttempt<X>> {
+    pub(super) fn answered_elsewhere<X>(&mut self, now: Instant) -> Option<Box<FailedAttempt<X>>> {
         let credentials = self.context.credentials?;
         let error = self.meter.error().filter(|_| !self.meter.has_content())?;
         let answer = EngineAnswer { status: self.status, read: &[], error: Some(error), credentials };
@@ -70,7 +70,7 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
         let head = if busy.is_none() { self.head.take() } else { None };
         let read = Bytes::from(std::mem::take(&mut self.preamble));
         let held = head.map(|head| HeldResponse { head, read });
-        Some(FailedAttempt { reason, outcome, response: None, busy, held })
+        Some(Box::new(FailedAttempt { reason, outcome, response: None, busy, held }))
     }
 
     /// The backend's own admission control, in a stream of which nothing was passed on.

@@ -3,7 +3,10 @@
 use super::*;
 use sluice_core::openai::Route;
 
-const MESSAGE: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\n";
+/// The beginning of a stream, with its first token.
+const MESSAGE: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\n\
+                       event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\
+                       \"delta\":{\"type\":\"text_delta\",\"text\":\"w\"}}\n\n";
 
 /// Runs a request and aborts everything 50 ms later.
 async fn run_and_abort(test: &TestFlow, route: Route, body: &'static str) -> (TestClient, Record) {
@@ -45,8 +48,12 @@ async fn a_stream_that_is_aborted_ends_with_an_error_event_in_the_shape_of_its_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_aborted_before_its_response_is_shed_and_not_sent_again() {
-    for script in [Script::NeverAnswers, Script::Stream(vec![(3_600_000, WORD)], true)] {
+async fn a_request_that_is_aborted_before_its_first_token_is_shed_and_not_sent_again() {
+    for script in [
+        Script::NeverAnswers,
+        Script::Stream(vec![(3_600_000, WORD)], true),
+        Script::Stream(vec![(1, ROLE), (3_600_000, WORD)], true),
+    ] {
         let test = TestFlow::new(vec![script], vec![good()]);
         let (client, record) = run_and_abort(&test, Route::ChatCompletions, STREAM).await;
         let head = client.head.unwrap();

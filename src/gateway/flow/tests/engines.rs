@@ -54,6 +54,8 @@ pub(super) struct Engines {
 
 pub(super) struct Served {
     script: VecDeque<(u64, &'static str)>,
+    /// When the next chunk comes, once it was waited for: a wait may be given up and begun again.
+    next_at: Option<Instant>,
     in_order: bool,
     head: Result<ResponseHead, ExchangeError>,
     responds: bool,
@@ -85,7 +87,8 @@ impl Upstream for Engines {
         };
         let served = |head, script: Vec<(u64, &'static str)>, in_order, responds, reused| {
             *self.open.lock() += 1;
-            Ok(Served { script: script.into(), in_order, head, responds, reused, open: Arc::clone(&self.open) })
+            let open = Arc::clone(&self.open);
+            Ok(Served { script: script.into(), next_at: None, in_order, head, responds, reused, open })
         };
         match script {
             Script::NoConnection => Err(ExchangeError::Connect("refused".to_owned())),
@@ -132,7 +135,9 @@ impl Exchange for Served {
     async fn body(&mut self, into: &mut BytesMut) -> Result<bool, ExchangeError> {
         match self.script.front().copied() {
             Some((pause, text)) => {
-                sleep(Duration::from_millis(pause)).await;
+                let at = *self.next_at.get_or_insert_with(|| Instant::now() + Duration::from_millis(pause));
+                tokio::time::sleep_until(at).await;
+                self.next_at = None;
                 self.script.pop_front();
                 into.extend_from_slice(text.as_bytes());
                 Ok(true)
