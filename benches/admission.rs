@@ -90,6 +90,8 @@ impl Bench {
             since: self.now,
             adapter: None,
             prefix: Arc::default(),
+            asks: Default::default(),
+            wants: Default::default(),
             avoid: [].into_iter().collect(),
             only: None,
             pinned: false,

@@ -49,6 +49,8 @@ fn record() -> Record {
         estimate: None,
         status: Some(StatusCode::OK),
         outcome: Outcome::Completed,
+        refused: None,
+        client: None,
         retries: Default::default(),
         estimate_time: Duration::from_micros(20),
         queue_wait: Duration::from_micros(2),
