@@ -127,8 +127,8 @@ ON_PURPOSE = {
     "UTF-16": (200, 400, "Python guesses the encoding; bodies are UTF-8"),
     "not said to be JSON": (400, 200, "the gateway reads the body whatever its type, but passes the type on"),
     "a deleted response": (405, 404, "no response of that id was made here"),
-    "gzip": (400, 415, "the engine does not decode it either; the gateway says what is wrong"),
-    "a slash at the end": (307, 404, "the engine redirects to its own address"),
+    "gzip": (400, 200, "the engine does not decode bodies; the gateway does"),
+    "a slash at the end": (307, 200, "the engine redirects to its own address; the gateway serves the path without the slash"),
 }
 
 
