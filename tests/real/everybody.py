@@ -1,62 +1,97 @@
-"""The clients that people use, before real vLLM and through the gateway; `./clients` prepares and runs it.
+"""The clients that people use, before real vLLM and through the gateway; `./clients` runs it.
 
-Usage: everybody.py ROOT CLIENTS [NAME...]      (ROOT from ./setup, CLIENTS is the folder with the installed clients)
+Usage: everybody.py ROOT CLIENTS [NAME...]   (ROOT from ./setup; CLIENTS from ./clients)
 
-A client is a function of a URL that returns its results by the name of the call. Both results must be the same, except for
-the documented differences in `DIFFERS`. The last line is `N passed, N failed`. Logs stay in CLIENTS/.
+A client is a function of a URL that returns its results by the name of the call. Both results must
+be the same, but those of the calls in `DIFFERS` must not. The last line is `N passed, N failed`.
+Logs stay in CLIENTS/.
 """
 
+import functools
+import gzip
 import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import clients
 from engine import HERE, Failed, Vllm
-from gateway import Gateway, model, pool
+from gateway import Gateway, certificate, model, pool
 
 # How long a client may take for all its calls, seconds.
-CLIENT_SECONDS = 300
-# (client, call): why the gateway's result is another one. The result is shown all the same.
-DIFFERS = {}
-CHAT = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "The quick brown fox"}], "temperature": 0, "max_tokens": 6, "ignore_eos": True})
+CLIENT_SECONDS = 120
+# Calls whose results differ, and where .github/docs/clients.md says so.
+DIFFERS = {
+    "one model": "Paths: the gateway serves /v1/models/{id}",
+    "readiness": "Paths: the gateway serves /ready",
+    "control route": "Paths: everything else is 404",
+    "compressed body": "Compressed bodies: vLLM itself does not decode",
+}
+CHAT = {
+    "model": "tiny", "messages": [{"role": "user", "content": "The quick brown fox"}],
+    "temperature": 0, "max_tokens": 6, "ignore_eos": True,
+}
+# Twice the size from which curl asks before it sends (`Expect: 100-continue`).
+LARGE = 2 << 20
+FLAGS = [
+    "--allowed-origins", '["*"]',
+    # Agents: a model that calls tools, and counts of tokens that do not depend on earlier calls.
+    "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    "--logits-processors", "parrot:Parrot", "--no-enable-prefix-caching",
+]
 
 
 def program(*command):
     """The results that a program prints for a URL."""
     def run(url):
-        done = subprocess.run([*map(str, command), url], capture_output=True, text=True, timeout=CLIENT_SECONDS)
+        done = subprocess.run(
+            [*map(str, command), url], capture_output=True, text=True, timeout=CLIENT_SECONDS)
         if done.returncode:
             raise Failed(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
         return json.loads(done.stdout.splitlines()[-1])
     return run
 
 
+def content(text):
+    """The text of a chat, as one object or as a stream; None of another body."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line]
+    try:
+        parts = [json.loads(line) for line in lines if line != "[DONE]"]
+        choices = [choice for part in parts for choice in part["choices"]]
+        return "".join((c.get("message") or c["delta"]).get("content") or "" for c in choices)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def curl(*flags):
     """Statuses and contents of calls of curl."""
-    def content(text):
-        try:
-            return json.loads(text)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError):
-            return None
-
     def run(url):
-        post = ["-H", "content-type: application/json", "-d"]
+        silent = ["curl", "-sS", "--max-time", "60", "-w", "\n%{http_code}"]
+        post = ["-H", "content-type: application/json", "--data-binary", "@-"]
+        packed = gzip.compress(json.dumps(CHAT).encode())
         calls = {
-            "chat": ["/v1/chat/completions", *post, CHAT],
-            "no model": ["/v1/chat/completions", *post, '{"messages":1}'],
-            "not JSON": ["/v1/chat/completions", *post, "{"],
-            "unknown path": ["/v1/nothing", *post, "{}"],
-            "slash at the end": ["/v1/chat/completions/", "-L", *post, CHAT],
-            "models": ["/v1/models"],
-            "health": ["/health"],
-            "unknown method": ["/v1/models", "-X", "DELETE"],
+            "chat": ("/v1/chat/completions", CHAT),
+            "chat, streamed": ("/v1/chat/completions", {**CHAT, "stream": True}),
+            "chat, large body": ("/v1/chat/completions", {**CHAT, "metadata": {"x": "x" * LARGE}}),
+            "no model": ("/v1/chat/completions", {"messages": 1}),
+            "not JSON": ("/v1/chat/completions", b"{"),
+            "unknown path": ("/v1/nothing", {}),
+            "slash at the end": ("/v1/chat/completions/", CHAT, "-L"),
+            "compressed body": ("/v1/chat/completions", packed, "-H", "content-encoding: gzip"),
+            "models": ("/v1/models", None),
+            "one model": ("/v1/models/tiny", None),
+            "readiness": ("/ready", None),
+            "control route": ("/version", None),
+            "health": ("/health", None),
+            "unknown method": ("/v1/models", None, "-X", "DELETE"),
         }
         results = {}
-        for name, (path, *rest) in calls.items():
-            command = ["curl", "-sS", "--max-time", "60", "-w", "\n%{http_code}", *flags, url + path, *rest]
-            done = subprocess.run(command, capture_output=True, text=True)
-            text, _, status = done.stdout.rpartition("\n")
+        for name, (path, body, *more) in calls.items():
+            command = [*silent, *flags, *more, *([] if body is None else post), url + path]
+            sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+            done = subprocess.run(command, input=sent, capture_output=True)
+            text, _, status = done.stdout.decode().rpartition("\n")
             results[name] = [done.returncode, status, content(text)]
         return results
     return run
@@ -67,52 +102,77 @@ def official(engine, gate):
     count, wrong = clients.run(engine, gate)
     for line in wrong:
         print("DIFFERS", line)
+    print(f"openai and anthropic: {count} calls, {len(wrong)} wrong", end="")
     return count - len(wrong), len(wrong)
 
 
 def compare(name, direct, through, engine, gate):
     want, got = direct(engine), through(gate)
-    failed = 0
-    for call in want.keys() | got.keys():
+    calls, documented, failed = want.keys() | got.keys(), 0, 0
+    for call in sorted(calls):
         same = want.get(call) == got.get(call)
-        why = DIFFERS.get((name, call))
-        if not same:
-            print("differs as documented" if why else "DIFFERS", f"{name}, {call}: vLLM {want.get(call)!r}, the gateway {got.get(call)!r}", why or "")
-        failed += not same and not why
-    print(f"{name}: {len(want)} calls, {failed} differ", flush=True)
-    return len(want) - failed, failed
+        why = DIFFERS.get(call)
+        documented += not same and bool(why)
+        if same == bool(why):
+            failed += 1
+            print(f"DOES NOT DIFFER {name}, {call} ({why})" if why else f"DIFFERS {name}, {call}")
+            print(f"    vLLM {want.get(call)!r}\n    the gateway {got.get(call)!r}")
+    print(f"{name}: {len(calls)} calls, {documented} differ as documented, {failed} wrong", end="")
+    return len(calls) - failed, failed
+
+
+def comparisons(folder, engine, plain, secure):
+    """A function for every client, by its name."""
+    python = folder / "venv/bin/python"
+    script = lambda file, *arguments: program("node", folder / file, *arguments)
+    frameworks = lambda name: program(python, "-B", HERE / "frameworks.py", name)
+    agent = lambda name: program(sys.executable, "-B", HERE / "agents.py", name, folder)
+    # vLLM has HTTP/1.1 only.
+    old = curl("--http1.1")
+    trusted = ("--cacert", f"{folder / 'gate'}.pem")
+    each = {
+        "langchain": frameworks("langchain"), "litellm": frameworks("litellm"),
+        "vercel": script("vercel.mjs"), "codex": agent("codex"), "claude": agent("claude"),
+        "page": script("page.mjs"), "curl": old,
+        "curl over HTTP/2": (old, curl("--http2-prior-knowledge")),
+        "curl that offers HTTP/2": (old, curl("--http2")),
+        "curl over HTTP/2 and TLS": (old, curl("--http2", *trusted), secure),
+        "curl over TLS": (old, curl("--http1.1", *trusted), secure),
+    }
+    yield "openai and anthropic", functools.partial(official, engine, plain)
+    for name, how in each.items():
+        direct, through, *gate = how if isinstance(how, tuple) else (how, how)
+        yield name, functools.partial(compare, name, direct, through, engine, *gate or [plain])
 
 
 def main(root, folder, *names):
     root, folder = pathlib.Path(root), pathlib.Path(folder)
-    python, node = folder / "venv/bin/python", "node"
-    frameworks = lambda name: program(python, "-B", HERE / "frameworks.py", name)
-    each = {name: (run, run) for name, run in {
-        "langchain": frameworks("langchain"), "litellm": frameworks("litellm"), "vercel": program(node, folder / "vercel.mjs"),
-        "curl": curl("--http1.1"), "page": program(node, folder / "page.mjs"),
-    }.items()}
-    # vLLM has HTTP/1.1 only.
-    each["curl over HTTP/2"] = (curl("--http1.1"), curl("--http2-prior-knowledge"))
-    wanted = lambda name: not names or any(part in name for part in names)
-    engine = Vllm("engine", root, folder, 8192, "--allowed-origins", '["*"]')
-    gate, passed, failed = None, 0, 0
+    running, passed, failed = [], 0, 0
     try:
+        # `parrot` is there.
+        engine = Vllm("engine", root, folder, 32768, *FLAGS, env={"PYTHONPATH": str(folder)})
+        running.append(engine)
         engine.healthy()
-        gate = Gateway(folder, "gate", [pool("only", {"engine": engine.url}, slots=32)], [model("tiny")])
-        if wanted("openai and anthropic"):
-            passed, failed = official(engine.url, gate.url)
-            print(f"openai and anthropic: {passed + failed} calls, {failed} differ", flush=True)
-        for name, (direct, through) in each.items():
-            if wanted(name):
-                try:
-                    right, wrong = compare(name, direct, through, engine.url, gate.url)
-                except (Failed, OSError, subprocess.TimeoutExpired) as error:
-                    print(f"FAILED {name}: {error}", flush=True)
-                    right, wrong = 0, 1
-                passed, failed = passed + right, failed + wrong
-        gate.idle()
+        path = certificate(folder, "gate")
+        for name, tls in (("gate", None), ("secure", path)):
+            pools = [pool("only", {"engine": engine.url}, slots=32)]
+            running.append(Gateway(folder, name, pools, [model("tiny")], tls=tls))
+        gates = running[1:]
+        for name, run in comparisons(folder, engine.url, *(gate.url for gate in gates)):
+            if names and not any(part in name for part in names):
+                continue
+            began = time.monotonic()
+            try:
+                right, wrong = run()
+            except (Failed, OSError, subprocess.TimeoutExpired) as error:
+                print(f"FAILED {name}: {error}", end="")
+                right, wrong = 0, 1
+            print(f" ({time.monotonic() - began:.0f} s)", flush=True)
+            passed, failed = passed + right, failed + wrong
+        for gate in gates:
+            gate.idle()
     finally:
-        for process in filter(None, (gate, engine)):
+        for process in reversed(running):
             process.kill()
     print(f"{passed} passed, {failed} failed")
     return bool(failed) or not passed
