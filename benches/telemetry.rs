@@ -55,6 +55,8 @@ fn record() -> Record {
         estimate_time: Duration::from_micros(20),
         queue_wait: Duration::from_micros(2),
         connect_time: Duration::from_micros(10),
+        client_wait: Duration::ZERO,
+        held_up: false,
         total: Duration::from_millis(410),
         stats: Some(stats),
         backend_ttft: Some(Duration::from_millis(29)),

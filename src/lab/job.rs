@@ -91,6 +91,7 @@ impl Job {
             trace: None,
             routing: self.flow.routing_table(),
             client: None,
+            network: None,
             key: None,
             copy_for: None,
         });

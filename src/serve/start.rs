@@ -82,7 +82,8 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
     let clients = ClientLimits::new(&config.server);
-    show_clients(&telemetry, &clients);
+    flow.response_memory().configure(config.server.max_response_memory.0);
+    show_clients(&telemetry, &clients, &flow);
     let app = Arc::new(App {
         flow,
         admission,
@@ -254,9 +255,12 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>) {
-    let counted = Arc::clone(clients);
-    telemetry.show_clients(move || counted.view());
+fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &ProxyFlow) {
+    let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
+    telemetry.show_clients(move || {
+        let (response_bytes, response_bytes_max) = memory.view();
+        ClientView { response_bytes, response_bytes_max, ..counted.view() }
+    });
 }
 
 /// Weak: the app holds its telemetry.

@@ -43,9 +43,32 @@ async fn plain(gateway: &TestGateway) -> (Client, Driver) {
 }
 
 impl Client {
+    pub(crate) fn of(requests: SendRequest<Bytes>) -> Self {
+        Self(requests)
+    }
+
+    /// A chat with a key.
+    pub(crate) async fn chat_as(&self, key: &str, body: &str) -> Call {
+        self.send("POST", "/v1/chat/completions", Some(key), body, false).await.unwrap()
+    }
+
     /// Sends a request whose body goes on if `more`.
     pub(crate) async fn open(&self, method: &str, path: &str, body: &str, more: bool) -> Result<Call, h2::Error> {
-        let request = Request::builder().method(method).uri(format!("http://gate{path}"));
+        self.send(method, path, None, body, more).await
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        key: Option<&str>,
+        body: &str,
+        more: bool,
+    ) -> Result<Call, h2::Error> {
+        let mut request = Request::builder().method(method).uri(format!("http://gate{path}"));
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
         let request = request.header("content-type", "application/json").body(()).unwrap();
         let mut requests = timeout(TIMEOUT, self.0.clone().ready()).await.expect("no room for a request")?;
         let (response, mut sending) = requests.send_request(request, body.is_empty() && !more)?;

@@ -59,6 +59,7 @@ mod reload_keys;
 mod requests;
 mod shadow;
 mod simulator;
+mod slow_readers;
 mod stop;
 mod secrets;
 mod stored;

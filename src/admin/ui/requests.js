@@ -72,7 +72,7 @@ function stages(one) {
   if (one.ttft_ms !== undefined) {
     const backend = one.backend_ttft_ms ?? 0, rest = Math.max(0, one.ttft_ms - one.queue_ms - one.connect_ms - backend);
     const end = Math.max(one.ttft_ms, one.e2el_ms ?? one.ttft_ms);
-    steps.push(["other", "estimate, sending, failed attempts", rest], ["backend", "wait for the backend", backend], ["decode", "tokens", end - one.ttft_ms], ["other", "until it was over", Math.max(0, one.total_ms - end)]);
+    steps.push(["other", "estimate, sending, failed attempts", rest], ["backend", "wait for the backend", backend], ["decode", "tokens", end - one.ttft_ms], ["client", "wait for the client", Math.min(one.client_wait_ms ?? 0, Math.max(0, one.total_ms - end))], ["other", "until it was over", Math.max(0, one.total_ms - end - (one.client_wait_ms ?? 0))]);
   } else {
     steps.push(["other", one.backend ? "backend, until it was over" : "until it was over", Math.max(0, one.total_ms - one.queue_ms - one.connect_ms)]);
   }
@@ -89,7 +89,7 @@ function timeline(one) {
     ["class", one.class], ["pool / backend", [one.pool, one.backend].filter(Boolean).join(" / ")], ["model", one.model], ["arm", one.arm], ["key", one.key],
     ["route", one.route && one.route + (one.stream ? ", streamed" : ", not streamed")], ["tokens", tokens.filter(Boolean).join(", ")],
     ["TTFT", one.ttft_ms !== undefined && timeText(one.ttft_ms)], ["TPOT", one.tpot_ms !== undefined && timeText(one.tpot_ms)],
-    ["longest gap", one.longest_gap_ms !== undefined && timeText(one.longest_gap_ms)], ["E2EL", one.e2el_ms !== undefined && timeText(one.e2el_ms)],
+    ["waited for the client", one.client_wait_ms > 0 && timeText(one.client_wait_ms)], ["longest gap", one.longest_gap_ms !== undefined && timeText(one.longest_gap_ms)], ["E2EL", one.e2el_ms !== undefined && timeText(one.e2el_ms)],
     ["objectives", one.slo_met === undefined ? "" : one.slo_met ? "met" : "missed"], ["repeated", one.retries?.map(words).join(", ")],
     ["upstream id", one.upstream_id],
   ];

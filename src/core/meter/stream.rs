@@ -139,6 +139,12 @@ impl StreamMeter {
         out.end(oversize, sse.release())
     }
 
+    /// From now on the times at which bytes arrive are not those at which the engine sent them:
+    /// there are no more gaps, no TPOT and no E2EL. TTFT stays, if the first token has come.
+    pub fn stop_timing(&mut self) {
+        self.tally.is_timed = false;
+    }
+
     /// The body has ended in order: reads an event that no empty line ends, and decides whether the stream is complete. It is
     /// followed by [`StreamMeter::finish`].
     pub fn end_of_body(&mut self, now: Instant) {
@@ -287,6 +293,7 @@ struct Tally {
     stage: StreamStage,
     progress: u64,
     pings: u64,
+    is_timed: bool,
     stats: StreamStats,
 }
 
@@ -303,6 +310,7 @@ impl Tally {
             stage: StreamStage::Waiting,
             progress: 0,
             pings: 0,
+            is_timed: true,
             stats,
         }
     }
@@ -351,6 +359,9 @@ impl Tally {
             self.tokens = tokens;
             return;
         }
+        if !self.is_timed {
+            return;
+        }
         let gap = now.saturating_duration_since(self.last);
         match (tokens, self.tokens) {
             (Some(tokens), Some(before)) => {
@@ -370,7 +381,7 @@ impl Tally {
     fn stats(&self) -> StreamStats {
         let mut stats = self.stats.clone();
         stats.ttft = self.first.map(|at| at - self.start);
-        stats.e2el = self.last_choices.map(|at| at - self.start);
+        stats.e2el = self.last_choices.filter(|_| self.is_timed).map(|at| at - self.start);
         stats.tpot = stats.tpot_of_one(1);
         stats
     }

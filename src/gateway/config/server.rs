@@ -52,6 +52,11 @@ table! {
         /// Memory for all request bodies together, from their first byte until they are no longer needed. When it is used up,
         /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small requests are still served.
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
+        /// Memory for all responses together that wait for clients that read slower than engines send.
+        /// Each response may have 1 MiB of it, and each client (key or network) its share where several
+        /// want some. When a bound is reached, the engine is not read until the client reads.
+        pub max_response_memory: ByteSize =
+            of_machine(OfMachine::BodyMemory).within("1MiB", "16384GiB").example("4GiB");
         /// Client connections at once. One more gets 503 to its first request and is closed. A request on a connection with
         /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry.
         pub max_connections: usize =
@@ -88,9 +93,10 @@ table! {
     pub struct Timeouts {
         /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
         pub connect: Duration = duration("1500ms");
-        /// Longest pause in which a backend takes no byte of a request. The default is half of nginx's `proxy_send_timeout`:
-        /// an engine that reads its sockets takes a prompt within milliseconds.
-        pub send: Duration = duration("30s");
+        /// Longest pause in which a backend takes no byte of a request, or a client no byte of a
+        /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client that reads anything, however
+        /// slowly, is not cut.
+        pub send: Duration = duration("60s");
         /// Longest time without a token inside a stream, and longest silence inside another response that has begun. Comments,
         /// pings and empty events are no tokens.
         pub idle: Duration = duration("60s");

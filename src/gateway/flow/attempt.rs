@@ -38,6 +38,13 @@ pub(super) struct FailedAttempt<X> {
     pub(super) held: Option<HeldResponse>,
 }
 
+impl<X> FailedAttempt<X> {
+    /// A failure without a response.
+    pub(super) fn boxed(reason: RetryReason, outcome: Outcome) -> Box<Self> {
+        Box::new(Self { reason, outcome, response: None, busy: None, held: None })
+    }
+}
+
 /// The beginning of a response that says that the engine will not serve the request.
 pub(super) struct HeldResponse {
     pub(super) head: ResponseHead,
@@ -65,7 +72,7 @@ pub(super) struct ResponseStart<X> {
 impl<X> AttemptResult<X> {
     /// A failure without a response.
     pub(super) fn failed(reason: RetryReason, outcome: Outcome) -> Self {
-        Self::Failed(Box::new(FailedAttempt { reason, outcome, response: None, busy: None, held: None }))
+        Self::Failed(FailedAttempt::boxed(reason, outcome))
     }
 
     /// The backend failed in `fault`'s way.

@@ -46,6 +46,7 @@ use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::refused_here::{self, Refused};
 use super::respond::{self, REQUEST_ID};
+use super::response_memory::{MemoryOwner, ResponseMemory};
 use super::router::Router;
 use super::stream_work::SilenceLimits;
 use crate::experiment::Assigned;
@@ -62,6 +63,8 @@ pub(super) struct Backends<'a, U> {
     pub(super) abort: &'a CancellationToken,
     /// Where copies for shadow arms go.
     pub(super) copies: &'a CopyQueue,
+    /// Where responses wait for slow clients.
+    pub(super) memory: &'a Arc<ResponseMemory>,
 }
 
 /// All attempts of one request.
@@ -304,21 +307,19 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
             return WaitError::Broken(error).into_result(lease, &record.request_id);
         }
-        let Backends { abort, .. } = self.backends;
         let times = (response.sent, deadline);
-        let mut context = response_context(self.incoming, &self.prepared, &self.placed, abort, lease, times);
+        let mut context = response_context(self.incoming, &self.prepared, &self.placed, &self.backends, lease, times);
         context.credentials = Some(credentials);
-        let mut pump =
-            Pump::new(response.head, context, &mut self.request, lease, down, record, &mut self.is_head_sent);
-        match pump.run(&mut response.exchange, response.read).await {
-            AttemptResult::Finished => {
-                reuse_connection(response.exchange).await;
-                AttemptResult::Finished
-            }
+        let ResponseStart { exchange, head, sent, read } = response;
+        let mut exchange = Some(exchange);
+        let mut pump = Pump::new(head, context, &mut self.request, lease, record, &mut self.is_head_sent);
+        match pump.run(&mut exchange, read, down).await {
+            AttemptResult::Finished => AttemptResult::Finished,
             AttemptResult::Failed(mut failed) => {
-                let (exchange, sent) = (response.exchange, response.sent);
-                failed.response =
-                    failed.held.take().map(|HeldResponse { head, read }| ResponseStart { exchange, head, sent, read });
+                failed.response = exchange.zip(failed.held.take()).map(|(exchange, held)| {
+                    let HeldResponse { head, read } = held;
+                    ResponseStart { exchange, head, sent, read }
+                });
                 AttemptResult::Failed(failed)
             }
         }
@@ -417,19 +418,17 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let retry_after = self.backends.admission.retry_after(self.placed.home().id, Instant::now());
         let refusal = failed.refusal(respond::whole_seconds(retry_after));
         record.outcome = failed.outcome;
-        let (Some(mut response), Some(mut lease)) = (failed.response, released) else { return Err(refusal) };
+        let (Some(response), Some(mut lease)) = (failed.response, released) else { return Err(refusal) };
         let now = Instant::now();
         let deadline = now + self.placed.table.timeouts().idle;
-        let Backends { abort, .. } = self.backends;
-        let context = response_context(self.incoming, &self.prepared, &self.placed, abort, &lease, (now, deadline));
+        let times = (now, deadline);
+        let context = response_context(self.incoming, &self.prepared, &self.placed, &self.backends, &lease, times);
         let mut request = UpstreamRequest::default();
         let mut is_head_sent = self.is_head_sent;
-        let mut pump = Pump::new(response.head, context, &mut request, &mut lease, down, record, &mut is_head_sent);
-        match pump.run(&mut response.exchange, response.read).await {
-            AttemptResult::Finished => {
-                reuse_connection(response.exchange).await;
-                Ok(())
-            }
+        let ResponseStart { exchange, head, read, .. } = response;
+        let mut pump = Pump::new(head, context, &mut request, &mut lease, record, &mut is_head_sent);
+        match pump.run(&mut Some(exchange), read, down).await {
+            AttemptResult::Finished => Ok(()),
             AttemptResult::Failed(_) => Err(refusal),
         }
     }
@@ -468,11 +467,11 @@ async fn head_of<X: Exchange>(exchange: &mut X) -> Result<ResponseHead, WaitErro
     }
 }
 
-fn response_context<'a>(
-    incoming: &IncomingRequest,
+fn response_context<'a, U>(
+    incoming: &'a IncomingRequest,
     prepared: &'a PreparedRequest,
     placed: &'a PlacedRequest,
-    abort: &'a CancellationToken,
+    backends: &Backends<'a, U>,
     lease: &Lease,
     (sent, deadline): (Instant, Instant),
 ) -> ResponseContext<'a> {
@@ -488,13 +487,7 @@ fn response_context<'a>(
         limits: SilenceLimits { idle: placed.table.timeouts().idle, silent: placed.table.timeouts().silent },
         objectives: &placed.home().objectives,
         credentials: None,
-        abort,
-    }
-}
-
-/// Returns the connection of a response that was read to its end to the pool of idle connections.
-async fn reuse_connection<X: Exchange>(exchange: X) {
-    if exchange.at_end() {
-        exchange.keep_alive().await;
+        abort: backends.abort,
+        memory: MemoryOwner { memory: backends.memory, incoming },
     }
 }

@@ -44,6 +44,8 @@ pub struct IncomingRequest {
     pub routing: Arc<RoutingTable>,
     /// The client's address, where the access log or the records have it.
     pub client: Option<IpAddr>,
+    /// The network that the client has connected from, for shares; `None`: not known.
+    pub network: Option<IpAddr>,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
     /// The shadow arm that this is a copy for; `None`: a client sent it.

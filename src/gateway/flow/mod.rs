@@ -44,6 +44,7 @@ mod faults;
 mod refused_here;
 mod elsewhere;
 mod attempt;
+pub mod response_memory;
 mod response_meter;
 mod stream_work;
 mod pump;
@@ -63,6 +64,7 @@ use tokio_util::sync::CancellationToken;
 use crate::pool::Admission;
 use copies::CopyQueue;
 use forward::{Attempts, Backends};
+use response_memory::ResponseMemory;
 use response_owners::ResponseOwners;
 use router::Router;
 use sluice_core::openai::{Refusal, Route};
@@ -86,6 +88,7 @@ pub struct Flow<U, R> {
     router: Router,
     owners: ResponseOwners,
     copies: CopyQueue,
+    memory: Arc<ResponseMemory>,
     leaving: AtomicBool,
     closing: AtomicBool,
     handed_over: AtomicBool,
@@ -103,6 +106,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             router: Router::new(table),
             owners: ResponseOwners::default(),
             copies: CopyQueue::default(),
+            memory: Arc::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             handed_over: AtomicBool::new(false),
@@ -139,6 +143,11 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// The connections to engines.
     pub fn upstream(&self) -> &U {
         &self.upstream
+    }
+
+    /// The memory in which responses wait for slow clients.
+    pub fn response_memory(&self) -> &Arc<ResponseMemory> {
+        &self.memory
     }
 
     /// Where records go.
@@ -262,7 +271,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     fn backends(&self) -> Backends<'_, U> {
-        let Self { admission, router, upstream, abort, copies, .. } = self;
-        Backends { admission, router, upstream, abort, copies }
+        let Self { admission, router, upstream, abort, copies, memory, .. } = self;
+        Backends { admission, router, upstream, abort, copies, memory }
     }
 }

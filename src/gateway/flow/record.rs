@@ -201,6 +201,11 @@ pub struct Record {
     pub queue_wait: Duration,
     /// Time to get a connection, all attempts together.
     pub connect_time: Duration,
+    /// How long bytes of the response waited for the client to take them.
+    pub client_wait: Duration,
+    /// The engine was not read for a while, because what waited for the client was at its bound:
+    /// later times say nothing of the engine.
+    pub held_up: bool,
     /// From the request received to the end of its response.
     pub total: Duration,
     /// TTFT, ITL, TPOT, E2EL and token counts, as far as the response went.
@@ -240,6 +245,14 @@ impl Record {
             Outcome::Refused => self.refused.unwrap_or_default(),
             outcome => outcome.detail(),
         }
+    }
+
+    /// E2EL of the engine; where it has no such time, the time of the request less the client's.
+    /// `None`: the client was the cause of it.
+    pub fn e2el(&self) -> Option<Duration> {
+        let measured = self.stats.as_ref().and_then(|stats| stats.e2el);
+        let whole = || self.total.saturating_sub(self.client_wait);
+        measured.or_else(|| (!self.held_up).then(whole))
     }
 
     /// Whether tokens were to be generated. Only such requests count in TTFT, ITL, TPOT, E2EL and attainment: a call of
@@ -369,6 +382,8 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             estimate_time: Duration::ZERO,
             queue_wait: Duration::ZERO,
             connect_time: Duration::ZERO,
+            client_wait: Duration::ZERO,
+            held_up: false,
             total: Duration::ZERO,
             stats: None,
             backend_ttft: None,

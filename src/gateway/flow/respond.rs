@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
-use super::exchange::{ClientGone, Downstream, ResponseHead};
+use super::exchange::{Downstream, ResponseHead};
 use super::record::{Outcome, Record, RecordGuard, Recorder};
 use crate::config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::error::sse_error;
@@ -93,19 +93,10 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     }
 }
 
-/// Sends the head, unless the client has one.
-pub(super) async fn send_head<D: Downstream, R: Recorder>(
-    mut head: ResponseHead,
-    is_sent: &mut bool,
-    down: &mut D,
-    record: &mut RecordGuard<'_, R>,
-) -> Result<(), ClientGone> {
-    if std::mem::replace(is_sent, true) {
-        return Ok(());
-    }
+/// Completes the head of an engine's response for the client, and notes it in the record.
+pub(super) fn complete_head(head: &mut ResponseHead, record: &mut Record) {
     add_gateway_headers(&mut head.headers, record);
     record.status = Some(head.status);
-    down.head(head).await
 }
 
 /// Adds the gateway's own headers to a response.

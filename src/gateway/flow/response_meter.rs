@@ -20,6 +20,7 @@ pub(super) enum ResponseMeter {
 /// A body, and its measurements once it is complete.
 pub(super) struct MeteredBody {
     meter: BodyMeter,
+    is_timed: bool,
     stats: Option<StreamStats>,
 }
 
@@ -31,7 +32,7 @@ impl ResponseMeter {
 
     /// A meter for a body that arrives at once.
     pub(super) fn body(arrived: Instant) -> Self {
-        Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), stats: None }))
+        Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), is_timed: true, stats: None }))
     }
 
     /// Whether it is a stream of events.
@@ -52,6 +53,14 @@ impl ResponseMeter {
         }
     }
 
+    /// From now on bytes arrive later than the engine sends them: there is no ITL, TPOT and E2EL.
+    pub(super) fn stop_timing(&mut self) {
+        match self {
+            Self::Stream(meter) => meter.stop_timing(),
+            Self::Body(body) => body.is_timed = false,
+        }
+    }
+
     /// The body has ended in order.
     pub(super) fn end_of_body(&mut self, now: Instant) {
         if let Self::Stream(meter) = self {
@@ -66,7 +75,7 @@ impl ResponseMeter {
             Self::Body(body) => {
                 let measured = body.meter.finish(now);
                 body.stats = Some(StreamStats {
-                    e2el: Some(measured.e2el),
+                    e2el: body.is_timed.then_some(measured.e2el),
                     usage: measured.usage,
                     error: measured.error,
                     answer: measured.answer,

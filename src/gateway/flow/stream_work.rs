@@ -131,6 +131,14 @@ impl WorkClock {
         Some(next)
     }
 
+    /// The engine was not read for so long, because its client had not read. Returns when to look
+    /// again.
+    pub(super) fn resume(&mut self, paused: Duration) -> Instant {
+        self.due += paused;
+        self.progress_at += paused;
+        self.next_look()
+    }
+
     fn has_begun(&self) -> bool {
         matches!(self.work, StreamWork::Generating | StreamWork::Silent(_))
     }

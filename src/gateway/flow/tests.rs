@@ -21,6 +21,7 @@ mod backends;
 mod abort;
 mod edges;
 mod first_token;
+mod slow_client;
 mod elsewhere;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
@@ -103,8 +104,11 @@ impl TestFlow {
         let records = Records::default();
         let engines = Engines::default();
         *engines.scripts.lock() = vec![(PORTS[0], first.into()), (PORTS[1], second.into())];
+        let memory = config.server.max_response_memory.0;
         let plan = RoutingTable::new(config, &layout, &[], &[None], learned);
-        Self { flow: Flow::new(admission, engines, records.clone(), plan), records }
+        let flow = Flow::new(admission, engines, records.clone(), plan);
+        flow.response_memory().configure(memory);
+        Self { flow, records }
     }
 
     async fn request(&self, body: &'static str) -> (TestClient, Record) {
@@ -134,6 +138,7 @@ impl TestFlow {
             trace: None,
             routing: self.flow.routing_table(),
             client: None,
+            network: None,
             key: None,
             copy_for: None,
         })

@@ -9,6 +9,7 @@ use std::time::Duration;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
+use super::clients;
 use super::http2;
 use super::socket::ClientHandle;
 use crate::config::Config;
@@ -59,5 +60,14 @@ pub(super) async fn end_stream(session: &mut ServerSession) {
 pub(super) fn client_address(session: &ServerSession, config: &Config) -> Option<IpAddr> {
     let wanted = config.access_log.as_ref().is_some_and(|log| log.client_address)
         || config.records.as_ref().is_some_and(|records| records.client_address);
-    if wanted { Some(session.client_addr()?.as_inet()?.ip()) } else { None }
+    if wanted { address(session) } else { None }
+}
+
+/// The network that a client has connected from, for shares.
+pub(super) fn network(session: &ServerSession) -> Option<IpAddr> {
+    address(session).map(clients::network)
+}
+
+fn address(session: &ServerSession) -> Option<IpAddr> {
+    Some(session.client_addr()?.as_inet()?.ip())
 }

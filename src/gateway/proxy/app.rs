@@ -11,6 +11,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue};
@@ -139,7 +140,8 @@ impl Gateway {
         match accepted {
             Ok(accepted) => {
                 let incoming = incoming(session, accepted, path, ids, trace);
-                let mut client = DownstreamConnection::new(session, origin);
+                let pause = incoming.routing.timeouts().send;
+                let mut client = DownstreamConnection::new(session, origin, pause);
                 self.flow.run(incoming, &mut client).await;
                 if client.is_finished() { Next::Request } else { Next::CLOSE }
             }
@@ -189,7 +191,7 @@ impl Gateway {
             session.set_keepalive(None);
         }
         let format = headers::error_format(&session.req_header().headers, &canonical(session.req_header().uri.path()));
-        let mut client = DownstreamConnection::new(session, origin);
+        let mut client = DownstreamConnection::new(session, origin, self.pause());
         refuse(&mut client, &refusal, format, &mut record).await;
         match client.is_finished() {
             true if !unread => Next::Request,
@@ -210,11 +212,16 @@ impl Gateway {
         if unread {
             session.set_keepalive(None);
         }
-        match response.send(session, request_id, origin).await {
+        match response.send(session, request_id, origin, self.pause()).await {
             Ok(()) if unread => self.after_refusal(),
             Ok(()) => Next::Request,
             Err(_) => Next::CLOSE,
         }
+    }
+
+    /// How long a client may accept no byte.
+    fn pause(&self) -> Duration {
+        self.flow.routing_table().timeouts().send
     }
 
     /// What happens after a response to a request whose body was not read.
@@ -339,6 +346,7 @@ fn incoming(
         trace,
         routing,
         client,
+        network: after::network(session),
         key,
         copy_for: None,
     })

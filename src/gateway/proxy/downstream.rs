@@ -3,12 +3,12 @@
 //! Framing is decided here: the engine's `Content-Length` is kept. Without one, an HTTP/1.1 client gets chunks, and an HTTP/1.0
 //! client gets the body until the connection closes.
 //!
-//! A client that accepts no byte for [`SEND_TIMEOUT`] is treated as disconnected, because the engine would have to buffer the
-//! response for it.
+//! A client that accepts no byte for `timeouts.send` is treated as disconnected. Until then the request path keeps its bytes.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
@@ -20,7 +20,6 @@ use tokio::time::timeout;
 use super::cors::CrossOrigin;
 use super::headers;
 use super::socket::ClientHandle;
-use super::transport::SEND_TIMEOUT;
 use crate::flow::{ClientGone, Downstream, ResponseHead};
 
 /// One client, during one request.
@@ -32,11 +31,13 @@ pub(super) struct DownstreamConnection<'a> {
     sized: bool,
     finished: bool,
     aborted: bool,
+    /// `timeouts.send`.
+    pause: Duration,
 }
 
 impl<'a> DownstreamConnection<'a> {
-    pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin) -> Self {
-        Self { session, origin, sized: false, finished: false, aborted: false }
+    pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin, pause: Duration) -> Self {
+        Self { session, origin, sized: false, finished: false, aborted: false, pause }
     }
 
     /// While corked, writes are held back, because more bytes follow at once.
@@ -69,17 +70,18 @@ impl Downstream for DownstreamConnection<'_> {
         parts.headers = headers;
         // The first bytes of the body follow at once; head and body are sent together.
         self.cork(true);
-        send(self.session.write_response_header(Box::new(ResponseHeader::from(parts)))).await
+        let pause = self.pause;
+        send(self.session.write_response_header(Box::new(ResponseHeader::from(parts))), pause).await
     }
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.cork(more);
-        send(self.session.write_response_body(bytes, false)).await
+        send(self.session.write_response_body(bytes, false), self.pause).await
     }
 
     async fn finish(&mut self) -> Result<(), ClientGone> {
         self.cork(false);
-        send(self.session.write_response_body(Bytes::new(), true)).await?;
+        send(self.session.write_response_body(Bytes::new(), true), self.pause).await?;
         self.finished = true;
         Ok(())
     }
@@ -97,12 +99,12 @@ impl Downstream for DownstreamConnection<'_> {
     }
 }
 
-/// Sends within [`SEND_TIMEOUT`]. Nearly every write is accepted at once, and needs no timer.
-async fn send<T, E>(sending: impl Future<Output = Result<T, E>>) -> Result<(), ClientGone> {
+/// Sends within `pause`. Nearly every write is accepted at once, and needs no timer.
+async fn send<T, E>(sending: impl Future<Output = Result<T, E>>, pause: Duration) -> Result<(), ClientGone> {
     let mut sending = pin!(sending);
     let sent = match poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await {
         Poll::Ready(sent) => sent,
-        Poll::Pending => timeout(SEND_TIMEOUT, sending).await.map_err(|_| ClientGone)?,
+        Poll::Pending => timeout(pause, sending).await.map_err(|_| ClientGone)?,
     };
     sent.map(drop).map_err(|_| ClientGone)
 }

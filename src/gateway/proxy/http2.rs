@@ -15,7 +15,7 @@
 //! - The body of a refused request is read and dropped for a bounded time ([`linger`]).
 //! - Costly frames as in `frames.rs`, and [`REFUSED_MAX`] refused or malformed streams. Beyond that the client gets GOAWAY
 //!   with ENHANCE_YOUR_CALM.
-//! - A client that accepts no byte for [`SEND_TIMEOUT`] is disconnected.
+//! - A client that accepts no byte for `timeouts.send` is disconnected.
 //!
 //! h2 itself (from 0.4.5 on) limits resets of streams that were not accepted yet, the size and number of continuations, and
 //! errors that a client provokes.
@@ -39,7 +39,6 @@ use super::body;
 use super::clients::CountedConnection;
 use super::ending::Ends;
 use super::socket::ClientSocket;
-use super::transport::SEND_TIMEOUT;
 use crate::config::limits;
 
 /// Requests at once on one connection (nginx: 128, Envoy: 100).
@@ -66,6 +65,8 @@ pub(super) struct Pauses {
     pub(super) preface: Duration,
     /// Without an open request.
     pub(super) idle: Duration,
+    /// While the client accepts no byte.
+    pub(super) send: Duration,
 }
 
 fn options() -> H2Options {
@@ -106,7 +107,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     ends: &Ends,
     streams: &TaskTracker,
 ) {
-    let flood = socket.watch_frames();
+    let flood = socket.watch_frames(pauses.send);
     let digest = Arc::new(Digest { socket_digest: socket.get_socket_digest(), ..Digest::default() });
     let socket: Stream = Box::new(socket);
     let Ok(Ok(mut connection)) = timeout(pauses.preface, handshake(socket, Some(options()))).await else {
@@ -133,7 +134,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 leaving = true;
                 continue;
             }
-            accepted = next_stream(&mut connection, &digest) => accepted,
+            accepted = next_stream(&mut connection, &digest, pauses.send / 4) => accepted,
             () = without_streams(streams, idle) => {
                 if leaving {
                     return;
@@ -169,10 +170,11 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
 async fn next_stream(
     connection: &mut Connection<Stream, Bytes>,
     digest: &Arc<Digest>,
+    look: Duration,
 ) -> pingora::Result<Option<H2Accept>> {
     loop {
         let accepting = HttpSession::from_h2_conn(connection, Arc::clone(digest));
-        if let Ok(accepted) = timeout(SEND_TIMEOUT / 4, accepting).await {
+        if let Ok(accepted) = timeout(look, accepting).await {
             return accepted;
         }
     }
@@ -246,7 +248,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let server = Transport::plain(listener.accept().await.unwrap().0);
-        let pauses = Pauses { preface: Duration::from_secs(10), idle: 2 * SEND_TIMEOUT };
+        let send = Duration::from_secs(60);
+        let pauses = Pauses { preface: Duration::from_secs(10), idle: 2 * send, send };
         let ending = Ending::default();
         let ends = ending.watch();
         let counted = Arc::new(ClientLimits::default()).connected([127, 0, 0, 1].into()).unwrap();
@@ -257,7 +260,7 @@ mod tests {
         let _driver = tokio::spawn(connection);
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
-        timeout(4 * SEND_TIMEOUT, serving).await.expect("the connection is closed").unwrap();
+        timeout(4 * send, serving).await.expect("the connection is closed").unwrap();
         assert!(begun.elapsed() >= pauses.idle, "closed after {:?}", begun.elapsed());
     }
 }

@@ -188,7 +188,7 @@ async fn serve_connection(
     let _ = connection.set_nodelay(true);
     let max = if counted.refused { REFUSED_TIME } else { Duration::MAX };
     let (idle, pause) = (config.server.keepalive.min(max), config.server.header_timeout.min(max));
-    let pauses = Pauses { preface: pause, idle };
+    let pauses = Pauses { preface: pause, idle, send: config.timeouts.send };
     let established = tokio::select! {
         // Boxed, so that its state is freed when it ends and not with the connection.
         established = Box::pin(Transport::establish(connection, counted.network(), config, idle, pause)) => established,

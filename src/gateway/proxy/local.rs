@@ -9,6 +9,7 @@
 //! | `/v1/models/{id}` | GET, HEAD | one of them; names may contain slashes, plain or percent-encoded |
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -148,6 +149,7 @@ impl LocalResponse {
         session: &mut ServerSession,
         request_id: &str,
         origin: CrossOrigin,
+        pause: Duration,
     ) -> Result<(), ClientGone> {
         let Self { status, mut headers, body } = self;
         if status != StatusCode::NO_CONTENT {
@@ -160,7 +162,7 @@ impl LocalResponse {
             headers.insert(HeaderName::from_static("x-request-id"), id);
         }
         let has_body = session.req_header().method != Method::HEAD && !body.is_empty();
-        let mut client = DownstreamConnection::new(session, origin);
+        let mut client = DownstreamConnection::new(session, origin, pause);
         client.head(ResponseHead { status, headers }).await?;
         if has_body {
             client.body(body, true).await?;

@@ -37,7 +37,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::frames::FrameMeter;
-use super::transport::{SEND_TIMEOUT, Transport};
+use super::transport::Transport;
 
 /// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
@@ -68,6 +68,8 @@ struct FrameWatch {
     flood: Arc<Notify>,
     /// Since when the client has accepted none of the pending bytes.
     blocked: Option<Instant>,
+    /// How long it may accept none.
+    pause: Duration,
 }
 
 /// State that the request path shares with the socket while pingora owns the socket.
@@ -211,14 +213,14 @@ impl ClientSocket {
 
     /// Starts to monitor an HTTP/2 connection: its frames, and whether the client accepts bytes. The result is notified when
     /// there were too many costly frames; after that nothing more is read.
-    pub(super) fn watch_frames(&mut self) -> Arc<Notify> {
+    pub(super) fn watch_frames(&mut self, pause: Duration) -> Arc<Notify> {
         let flood = Arc::new(Notify::new());
         let meter = FrameMeter::new(Instant::now());
-        self.frames = Some(Box::new(FrameWatch { meter, flood: Arc::clone(&flood), blocked: None }));
+        self.frames = Some(Box::new(FrameWatch { meter, flood: Arc::clone(&flood), blocked: None, pause }));
         flood
     }
 
-    /// With HTTP/2: records whether the client accepted bytes. Error: it has accepted none for [`SEND_TIMEOUT`].
+    /// With HTTP/2: records whether the client accepted bytes. Error: it has accepted none for `timeouts.send`.
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
         let Some(watch) = &mut self.frames else { return Ok(()) };
         if some {
@@ -226,7 +228,7 @@ impl ClientSocket {
             return Ok(());
         }
         let since = *watch.blocked.get_or_insert_with(Instant::now);
-        if since.elapsed() < SEND_TIMEOUT { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        if since.elapsed() < watch.pause { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
     /// Sends the gathered bytes.

@@ -29,8 +29,6 @@ use tokio_rustls::server::TlsStream;
 use crate::config::Config;
 use crate::tls::H2;
 
-/// How long a client may accept no byte of a response (nginx: `send_timeout`).
-pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a millisecond of CPU.
 const HANDSHAKES_MAX: usize = 2_048;
 /// Those of one address, which a load balancer may be: in 50 ms each, 5,000 in a second.

@@ -23,14 +23,20 @@ pub struct ClientView {
     pub body_bytes: u64,
     /// Limit on these bytes.
     pub body_bytes_max: u64,
+    /// Bytes of responses that wait for slow clients.
+    pub response_bytes: u64,
+    /// The most they may be.
+    pub response_bytes_max: u64,
 }
 
 type Value = fn(&ClientView) -> f64;
-const GAUGES: [(Family, Value); 4] = [
+const GAUGES: [(Family, Value); 6] = [
     (families::CLIENT_CONNECTIONS, |view| view.connections as f64),
     (families::CLIENT_CONNECTIONS_MAX, |view| view.connections_max as f64),
     (families::BODY_BYTES, |view| view.body_bytes as f64),
     (families::BODY_BYTES_MAX, |view| view.body_bytes_max as f64),
+    (families::RESPONSE_BYTES, |view| view.response_bytes as f64),
+    (families::RESPONSE_BYTES_MAX, |view| view.response_bytes_max as f64),
 ];
 
 /// The collector of these metrics.

@@ -56,6 +56,7 @@ pub struct Telemetry {
     table: Arc<SeriesTable>,
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
+    client_wait: Histogram,
     reloads: IntCounterVec,
     certificates: IntGaugeVec,
     slo_targets: GaugeVec,
@@ -118,6 +119,7 @@ impl Telemetry {
         let dropped = move || lines.as_ref().map_or(0, AccessLogWriter::dropped);
         series::register(&registry, Scrape::new(pools, move || attainments(&with_objectives), dropped));
         let overhead = series::histograms(&registry, &families::OVERHEAD_SECONDS);
+        let client_wait = series::histograms(&registry, &families::CLIENT_WAIT_SECONDS);
         let reloads = series::counters(&registry, &families::RELOADS);
         let certificates = series::gauges(&registry, &families::CERTIFICATE_EXPIRY);
         let slo_targets = series::gauges(&registry, &families::SLO_TARGET);
@@ -127,6 +129,7 @@ impl Telemetry {
         Self {
             overhead_estimate: overhead.with_label_values(&["estimate"]),
             overhead_connect: overhead.with_label_values(&["connect"]),
+            client_wait: client_wait.with_label_values::<&str>(&[]),
             registry,
             table,
             reloads,
@@ -335,9 +338,13 @@ impl Telemetry {
         if let Some(stats) = &record.stats {
             measured(record, stats, &series);
         }
-        if record.outcome == Outcome::Completed {
-            let e2el = record.stats.as_ref().and_then(|stats| stats.e2el).unwrap_or(record.total);
+        if record.outcome == Outcome::Completed
+            && let Some(e2el) = record.e2el()
+        {
             self.table.duration(&series, record).observe(seconds(e2el), record);
+        }
+        if !record.client_wait.is_zero() {
+            self.client_wait.observe(seconds(record.client_wait));
         }
         if let Outcome::Shed(reason) = record.outcome {
             series.home.shed(reason).inc();

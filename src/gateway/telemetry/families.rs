@@ -142,6 +142,8 @@ families! {
          every other";
     ENGINE_START: "sluice_engine_start_seconds" MetricKind::Gauge, BACKEND,
         "When an engine that the gateway runs was started, seconds since 1970; absent while none runs";
+    CLIENT_WAIT_SECONDS: "sluice_client_wait_seconds" MetricKind::Histogram(OTHER_DURATION), &[],
+        "Time for which bytes of a response waited for its client to take them; requests whose clients never kept a byte waiting are left out";
     OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
         "Time added by the gateway: estimate (read, authorize, estimate, place), connect (get a connection); \
          time in the queue has its own family";
@@ -235,6 +237,10 @@ families! {
         "Connections that were closed without a response, because too many were being refused at once";
     BODY_BYTES: "sluice_body_bytes" MetricKind::Gauge, &[],
         "Bytes of request bodies in memory, complete or not";
+    RESPONSE_BYTES: "sluice_response_bytes" MetricKind::Gauge, &[],
+        "Bytes of responses that wait for clients that read slower than engines send";
+    RESPONSE_BYTES_MAX: "sluice_response_bytes_max" MetricKind::Gauge, &[],
+        "The most they may be: server.max_response_memory";
     BODY_BYTES_MAX: "sluice_body_bytes_max" MetricKind::Gauge, &[],
         "Bytes of request bodies that may be in memory at once: server.max_body_memory";
     BUILD_INFO: "sluice_build_info" MetricKind::Gauge, &["version"],

@@ -94,6 +94,8 @@ pub struct RequestView {
     pub queue_ms: f64,
     /// Time to connect.
     pub connect_ms: f64,
+    /// Time for which bytes waited for the client to take them.
+    pub client_wait_ms: f64,
     /// Time to first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
@@ -133,7 +135,7 @@ struct Finished {
     /// Prompt, cached and generated tokens.
     tokens: [Option<u64>; 3],
     /// Estimate, queue, connect, total.
-    spent: [Duration; 4],
+    spent: [Duration; 5],
     /// TTFT, backend TTFT, TPOT, E2EL, longest gap.
     measured: [Option<Duration>; 5],
     slo_met: Option<bool>,
@@ -184,7 +186,7 @@ impl LastRequests {
         let rings = self.0.lock();
         let generates = |entry: &&Finished| entry.route.is_some_and(Route::generates);
         let mut all: Vec<&Finished> = rings.all.iter().filter(generates).collect();
-        let by_total = |entry: &&Finished| std::cmp::Reverse(entry.spent[3]);
+        let by_total = |entry: &&Finished| std::cmp::Reverse(entry.spent[4]);
         if all.len() > most && most > 0 {
             all.select_nth_unstable_by_key(most - 1, by_total);
             all.truncate(most);
@@ -227,7 +229,7 @@ impl Finished {
             retries: record.retries.clone(),
             estimate: record.estimate,
             tokens: [usage.prompt, usage.cached, generated],
-            spent: [record.estimate_time, record.queue_wait, record.connect_time, record.total],
+            spent: [record.estimate_time, record.queue_wait, record.connect_time, record.client_wait, record.total],
             measured: [
                 stats.and_then(|stats| stats.ttft),
                 record.backend_ttft,
@@ -241,7 +243,7 @@ impl Finished {
 
     fn view(&self) -> RequestView {
         let [key, model, class, pool, backend, arm] = self.names.clone();
-        let [estimate_ms, queue_ms, connect_ms, total_ms] = self.spent.map(ms);
+        let [estimate_ms, queue_ms, connect_ms, client_wait_ms, total_ms] = self.spent.map(ms);
         let [ttft_ms, backend_ttft_ms, tpot_ms, e2el_ms, longest_gap_ms] = self.measured.map(|time| time.map(ms));
         let [prompt_tokens, cached_tokens, completion_tokens] = self.tokens;
         RequestView {
@@ -268,6 +270,7 @@ impl Finished {
             estimate_ms,
             queue_ms,
             connect_ms,
+            client_wait_ms,
             ttft_ms,
             backend_ttft_ms,
             tpot_ms,

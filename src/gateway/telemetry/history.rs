@@ -199,6 +199,8 @@ mod tests {
         let with = |ttft, queue, backend| Record {
             queue_wait: MS(queue),
             connect_time: MS(1),
+            client_wait: Duration::ZERO,
+            held_up: false,
             backend_ttft: Some(MS(backend)),
             ..completed(MS(ttft), MS(5))
         };

@@ -73,6 +73,8 @@ struct Line<'a> {
     cached_tokens: Option<u64>,
     queue_ms: f64,
     connect_ms: f64,
+    #[serde(skip_serializing_if = "is_zero")]
+    client_wait_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     ttft_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -157,6 +159,7 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
         cached_tokens: usage.cached,
         queue_ms: ms(record.queue_wait),
         connect_ms: ms(record.connect_time),
+        client_wait_ms: ms(record.client_wait),
         ttft_ms: stats.and_then(|stats| stats.ttft).map(ms),
         backend_ttft_ms: record.backend_ttft.map(ms),
         tpot_ms: stats.and_then(|stats| stats.tpot).map(ms),
@@ -179,6 +182,10 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
     let _ = serde_json::to_writer(&mut text, &line);
     text.push(b'\n');
     text
+}
+
+fn is_zero(ms: &f64) -> bool {
+    *ms == 0.0
 }
 
 /// Milliseconds with three decimals.

@@ -151,7 +151,9 @@ impl Span {
         if record.outcome != Outcome::Completed {
             return;
         }
-        *self.e2el.at(bin(stats.e2el.unwrap_or(record.total))) += 1;
+        if let Some(e2el) = record.e2el() {
+            *self.e2el.at(bin(e2el)) += 1;
+        }
         if let Some(tpot) = stats.tpot {
             *self.tpot.at(bin(tpot)) += 1;
         }

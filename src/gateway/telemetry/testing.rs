@@ -46,6 +46,8 @@ pub fn record(outcome: Outcome) -> Record {
         estimate_time: Duration::from_micros(40),
         queue_wait: Duration::from_millis(2),
         connect_time: Duration::from_micros(300),
+        client_wait: Duration::ZERO,
+        held_up: false,
         total: Duration::from_millis(800),
         stats: None,
         backend_ttft: None,

@@ -1,7 +1,8 @@
-//! What the pump does before the first token of a stream.
+//! The pump before the first token of a stream.
 //!
-//! It holds head and preamble, so that the response of another engine can still take their place; passes comments on; and gives the
-//! request back if the engine's answer says that another engine may serve it. Bounds: [`super::PREAMBLE_MAX`].
+//! It holds head and preamble, so that the response of another engine can still take their place;
+//! passes comments on; and gives the request back if the engine's answer says that another engine
+//! may serve it. Bounds: [`super::PREAMBLE_MAX`].
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
@@ -9,31 +10,25 @@ use tokio::time::Instant;
 
 use super::super::attempt::{BusyBackend, FailedAttempt, HeldResponse};
 use super::super::elsewhere::{Elsewhere, EngineAnswer};
-use super::super::exchange::{ClientGone, Downstream};
 use super::super::record::{Outcome, Recorder, UpstreamFault};
-use super::super::respond;
 use super::Pump;
+use super::delivery::Delivery;
 use sluice_core::meter::{Forward, StreamStage};
 use sluice_core::openai::{Route, UpstreamError};
 
-impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
+impl<R: Recorder> Pump<'_, '_, R> {
     /// Whether a chunk of pings may precede the response. It may not where the head decides who owns the response.
     pub(super) fn may_send_comments(&self, forward: &Forward) -> bool {
         self.context.route != Route::Responses && forward.first().is_some_and(|piece| piece.starts_with(b":"))
     }
 
-    /// Passes on comments while the preamble is held.
-    pub(super) async fn send_comments(&mut self, forward: Forward) -> Result<(), ClientGone> {
-        let _client_wait = self.lease.client_wait();
-        if !*self.is_head_sent
-            && let Some(head) = self.head.clone()
-        {
-            respond::send_head(head, self.is_head_sent, self.down, self.record).await?;
-        }
-        for piece in forward {
-            self.down.body(piece, false).await?;
-        }
-        Ok(())
+    /// Comments, which are passed on while the preamble is held.
+    pub(super) fn comments(&mut self, forward: Forward) -> Delivery {
+        let head = match &self.head {
+            Some(head) if !*self.is_head_sent => self.take_head(head.clone()),
+            _ => None,
+        };
+        Delivery { head, forward, ..Delivery::default() }
     }
 
     /// Keeps the preamble of a stream, until it has a token or is too long. Returns what goes to the client now; an error if

@@ -122,6 +122,7 @@ fn root(record: &Record, trace: &RequestTrace, own: &Below) -> Span {
         text("sluice.request_id", &record.request_id),
         text("sluice.outcome", record.outcome.label()),
         seconds("sluice.queue_seconds", record.queue_wait),
+        seconds("sluice.client_wait_seconds", record.client_wait),
     ];
     let texts = [
         ("gen_ai.request.model", &record.model),

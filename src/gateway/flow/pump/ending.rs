@@ -1,0 +1,288 @@
+//! How a response ends, and what its record, its backend and its key learn from that.
+//!
+//! A response is settled once, when the engine has no more part in it: its outcome is noted, it is
+//! measured, and the lease and the count of its key are returned. Bytes may still be on their way
+//! to the client.
+
+use std::fmt::Display;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use tokio::time::Instant;
+
+use super::super::attempt::FailedAttempt;
+use super::super::exchange::ExchangeError;
+use super::super::faults;
+use super::super::record::{Outcome, Recorder, RetryReason, Stage, UpstreamFault, engine_refusal};
+use super::super::response_meter::{is_busy, is_client_error};
+use super::Pump;
+use super::delivery::Delivery;
+use crate::pool::BackendFault;
+use sluice_core::meter::Forward;
+use sluice_core::openai::error::{StreamFailure, sse_error_event};
+
+/// How a response ends at the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// In order.
+    Complete,
+    /// The connection is closed when the client has what came before the end.
+    Cut,
+    /// The gateway stops, and the client has not read the rest.
+    Stopped,
+    ClientGone,
+}
+
+/// Why the backend does not complete a response.
+pub(super) enum Interruption {
+    Broken(ExchangeError),
+    /// The body ended in order, but a choice has no finish reason: the engine was stopped.
+    Unfinished,
+    Hung,
+    Silent,
+    /// The gateway stops, and its drain time is over.
+    Stopping,
+}
+
+impl<R: Recorder> Pump<'_, '_, R> {
+    /// The backend's response has ended in order.
+    pub(super) fn end<X>(&mut self, now: Instant) -> Result<Delivery, Box<FailedAttempt<X>>> {
+        self.meter.end_of_body(now);
+        if self.head.is_some() && self.meter.is_stream() {
+            let tail = self.meter.finish(now);
+            tail.iter().for_each(|piece| self.preamble.extend_from_slice(piece));
+            if let Some(failed) = self.answered_elsewhere(now) {
+                return Err(failed);
+            }
+        }
+        if self.meter.is_stream() && !self.meter.is_done() && self.meter.error().is_none() {
+            return self.interrupted(Interruption::Unfinished, now);
+        }
+        let mut delivery = self.delivery(Forward::new());
+        self.complete(&mut delivery, now);
+        Ok(delivery)
+    }
+
+    /// The response ends with this delivery and with the bytes that were held back.
+    pub(super) fn complete(&mut self, delivery: &mut Delivery, now: Instant) {
+        self.meter.end_of_body(now);
+        delivery.forward.extend(self.meter.finish(now));
+        delivery.finish = true;
+        self.ending = Some(Ending::Complete);
+        self.settle(now);
+    }
+
+    /// The engine has sent all of its response. A client may send its next request as soon as it
+    /// has the last bytes, so this comes before they are sent. Idempotent.
+    pub(super) fn settle(&mut self, now: Instant) {
+        if !self.is_settled {
+            self.note_outcome(now);
+            self.release();
+        }
+    }
+
+    /// Measures the response, and returns the lease and the count of the key.
+    fn release(&mut self) {
+        self.is_settled = true;
+        self.record_measurements();
+        self.record.end_in_flight();
+        self.lease.release();
+    }
+
+    /// The client has left, or does not read any more.
+    pub(super) fn client_gone(&mut self, now: Instant) {
+        if self.ending == Some(Ending::Stopped) {
+            return;
+        }
+        if self.is_settled {
+            // A client that closes as soon as it has the last event has received the whole stream.
+            let has_all = self.meter.is_stream() && self.backlog.is_empty();
+            if self.record.outcome == Outcome::Completed && !has_all {
+                self.record.outcome = Outcome::ClientGone;
+            }
+        } else {
+            let is_complete = self.meter.is_done();
+            let _ = self.meter.finish(now);
+            if is_complete {
+                self.settle(now);
+            } else {
+                self.record.outcome = Outcome::ClientGone;
+                self.release();
+            }
+        }
+        self.ending = Some(Ending::ClientGone);
+    }
+
+    /// The response cannot be completed: another backend if nothing was sent, otherwise an error
+    /// event in the stream.
+    pub(super) fn interrupted<X>(
+        &mut self,
+        why: Interruption,
+        now: Instant,
+    ) -> Result<Delivery, Box<FailedAttempt<X>>> {
+        if self.is_settled {
+            // Its end was seen before.
+            let mut delivery = self.delivery(Forward::new());
+            self.complete(&mut delivery, now);
+            return Ok(delivery);
+        }
+        let nothing_sent = self.head.is_some();
+        let (reason, outcome) = match &why {
+            // The 4xx counts as the response. An engine that refuses a body without reading it may
+            // reset the connection.
+            Interruption::Broken(_) | Interruption::Unfinished | Interruption::Silent
+                if self.status.is_client_error() =>
+            {
+                return Ok(self.refused_without_body(now));
+            }
+            Interruption::Stopping => (RetryReason::Hung, Outcome::Timeout(Stage::Drain)),
+            Interruption::Hung => (RetryReason::Hung, Outcome::UpstreamError(UpstreamFault::Hung)),
+            Interruption::Silent => {
+                let stage = if nothing_sent { Stage::FirstByte } else { Stage::Idle };
+                let outcome = Outcome::Timeout(stage);
+                let why = format_args!("timeout ({})", outcome.detail());
+                let id = &self.record.request_id;
+                faults::report(self.lease, BackendFault::Timeout, id, &why, now);
+                (RetryReason::Timeout, outcome)
+            }
+            Interruption::Broken(error) => {
+                self.fault(error, now);
+                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
+            }
+            Interruption::Unfinished => {
+                self.fault(&"the stream ended without its end marker", now);
+                (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
+            }
+        };
+        if nothing_sent {
+            return Err(FailedAttempt::boxed(reason, outcome));
+        }
+        self.record.outcome = outcome;
+        let forward = self.error_event(&why, now);
+        self.cut();
+        Ok(Delivery { forward, ..Delivery::default() })
+    }
+
+    fn cut(&mut self) {
+        self.ending = Some(Ending::Cut);
+        self.release();
+    }
+
+    /// Handles a 4xx whose body is incomplete: the status is forwarded, with an empty body if no
+    /// byte was forwarded yet.
+    fn refused_without_body(&mut self, now: Instant) -> Delivery {
+        if let Some(head) = &mut self.head {
+            head.headers.remove(CONTENT_TYPE);
+            head.headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
+            let mut delivery = self.delivery(Forward::new());
+            self.complete(&mut delivery, now);
+            return delivery;
+        }
+        self.record.outcome = Outcome::Refused;
+        self.note_refusal();
+        self.lease.success();
+        self.cut();
+        Delivery::default()
+    }
+
+    /// The bytes that were held back, and the event that says why the stream ends.
+    fn error_event(&mut self, why: &Interruption, now: Instant) -> Forward {
+        if !self.meter.is_stream() {
+            return Forward::new();
+        }
+        let failure = match why {
+            Interruption::Hung | Interruption::Silent => StreamFailure::UpstreamIdle,
+            Interruption::Broken(_) | Interruption::Unfinished => StreamFailure::UpstreamBroke,
+            Interruption::Stopping => StreamFailure::ShuttingDown,
+        };
+        let mut forward = self.meter.finish(now);
+        let event = sse_error_event(failure, self.context.route.error_format());
+        forward.push(Bytes::from(event));
+        forward
+    }
+
+    /// Why the exchange was aborted.
+    pub(super) fn why_aborted(&self) -> Interruption {
+        match self.context.abort.is_cancelled() {
+            true => Interruption::Stopping,
+            false => Interruption::Hung,
+        }
+    }
+
+    /// Notes how the response of the backend ended, in the record and for the backend's health.
+    fn note_outcome(&mut self, now: Instant) {
+        self.record.outcome = self.outcome();
+        self.note_refusal();
+        match self.record.outcome {
+            Outcome::UpstreamError(_) if self.is_no_fault() => {}
+            Outcome::UpstreamError(UpstreamFault::InStream) => {
+                self.fault(&"an error event in the stream", now);
+            }
+            Outcome::UpstreamError(_) => {
+                self.fault(&format_args!("status {}", self.status.as_u16()), now);
+            }
+            _ => self.lease.success(),
+        }
+    }
+
+    /// Notes why the engine refused the request, if it did.
+    fn note_refusal(&mut self) {
+        if self.record.outcome == Outcome::Refused {
+            let code = self.meter.error().and_then(|error| error.code);
+            let code = code.filter(|_| self.status.is_success());
+            self.record.refused = Some(engine_refusal(code.unwrap_or(self.status.as_u16())));
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        if self.status.is_client_error() {
+            return Outcome::Refused;
+        }
+        if !self.status.is_success() {
+            return Outcome::UpstreamError(UpstreamFault::Status);
+        }
+        match self.meter.error() {
+            Some(error) if is_client_error(error) => Outcome::Refused,
+            Some(_) => Outcome::UpstreamError(UpstreamFault::InStream),
+            None => Outcome::Completed,
+        }
+    }
+
+    /// Reports a failed response.
+    pub(super) fn fault(&self, why: &dyn Display, now: Instant) {
+        faults::report(self.lease, BackendFault::Response, &self.record.request_id, why, now);
+    }
+
+    /// Whether an upstream error does not count against the backend here: its own admission
+    /// control, which is no fault, or a fault that was counted when the attempt failed.
+    fn is_no_fault(&self) -> bool {
+        self.context.credentials.is_none() || self.meter.error().is_some_and(is_busy)
+    }
+
+    /// Writes the measurements into the record; the backend's speed and the estimator learn from
+    /// them.
+    fn record_measurements(&mut self) {
+        let mut stats = self.meter.stats();
+        let sequences = self.context.feedback.sequences;
+        stats.tpot = stats.tpot_of_one(sequences);
+        let completed = self.record.outcome == Outcome::Completed;
+        let now = Instant::now();
+        if completed && let Some(tpot) = stats.tpot {
+            let tokens = stats.generated() / u64::from(sequences.max(1));
+            self.lease.observe_decode(tokens, tpot, now);
+        }
+        if completed && let Some(prompt_tokens) = stats.usage.prompt {
+            self.lease.observe_cached(prompt_tokens, stats.usage.cached);
+        }
+        self.context.feedback.learn(stats.usage, completed, now);
+        // How long the engine would have taken is not known if it was not read for a while.
+        let is_judged = completed && !self.is_held_up && self.context.route.generates();
+        if is_judged && !self.context.objectives.is_empty() {
+            let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);
+            let prompt_tokens = stats.usage.prompt.unwrap_or(estimate);
+            let met = self.context.objectives.met(true, prompt_tokens, &stats.timings());
+            self.record.slo_met = Some(met);
+        }
+        self.record.stats = Some(stats);
+    }
+}

@@ -1,0 +1,110 @@
+//! Clients that read slowly, or not at all: they hold their own bytes, and nothing of the engines.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::net::TcpStream;
+
+use crate::client::{STREAMED, TestClient, chat};
+use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, send};
+use crate::http2::{Client, over, rest, until};
+use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
+
+/// Tokens of a stream: more than the sockets and buffers below the gateway take of it.
+const TOKENS: usize = 100;
+/// Bytes of each of them.
+const TOKEN: usize = 2_000;
+
+fn long_stream() -> Vec<Step> {
+    let token = chunk(&event(&"x".repeat(TOKEN)));
+    let mut steps = vec![send(STREAM)];
+    steps.extend((0..TOKENS).map(|_| send(token.clone())));
+    steps.push(send(chunk(&ending()) + LAST));
+    steps
+}
+
+/// A connection whose streams may send 100 bytes until the client asks for more.
+async fn reluctant(gateway: &TestGateway) -> (Client, tokio::task::JoinHandle<Result<(), h2::Error>>) {
+    let stream = TcpStream::connect(gateway.address()).await.unwrap();
+    let mut settings = h2::client::Builder::new();
+    settings.initial_window_size(100);
+    let (requests, connection) = settings.handshake(stream).await.unwrap();
+    (Client::of(requests), tokio::spawn(connection))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_read_holds_no_slot_and_gets_every_byte_when_it_does() {
+    let engine = Engine::always(long_stream()).await;
+    let sets = ["pool.0.slots=1", "pool.0.slo={ tpot = \"50ms\", e2el = \"3s\" }"];
+    let gateway = TestGateway::over(&[engine.url()], &sets).await;
+    let (client, _driver) = reluctant(&gateway).await;
+    let body = client.chat(STREAMED).await.head().await.into_body();
+    eventually("the slot is free", async || gateway.load() == (0, 0)).await;
+    assert!(gateway.metric("sluice_response_bytes", &[]).await > 100_000.0);
+    let (other, _driver) = over(TcpStream::connect(gateway.address()).await.unwrap()).await;
+    let (status, text) = other.request("POST", "/v1/chat/completions", STREAMED).await;
+    assert_eq!((status, text.len() > TOKENS * TOKEN), (StatusCode::OK, true));
+
+    // As slow as the objective for the whole request.
+    tokio::time::sleep(Duration::from_millis(3_100)).await;
+    let (text, reset) = rest(body).await;
+    assert_eq!((text.matches('x').count(), reset), (TOKENS * TOKEN, None));
+    assert!(text.ends_with(&ending()));
+    gateway.recorded("completed", 2.0).await;
+    assert_eq!(gateway.metric("sluice_slo_requests_total", &["result=\"missed\""]).await, 0.0);
+    assert!(gateway.metric("sluice_client_wait_seconds_sum", &[]).await > 3.0);
+    eventually("nothing is held", async || gateway.metric("sluice_response_bytes", &[]).await == 0.0).await;
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_does_not_read_its_responses_holds_no_slots_beyond_its_limit() {
+    let engine = Engine::always(completion()).await;
+    let keys = format!(
+        "[auth]\nkeys = [{{ name = \"one\", sha256 = \"{}\", limit = {{ in_flight = 1 }} }}]\n",
+        key_digest("one")
+    );
+    let text = one_pool(&[engine.url()]) + &keys;
+    let gateway = TestGateway::from_text(&text, &["pool.0.slots=4"]).await;
+    let (client, _driver) = reluctant(&gateway).await;
+    let mut unread = Vec::new();
+    for sent in 1..=12 {
+        unread.push(client.chat_as("one", STREAMED).await);
+        eventually("the engine has answered", async || engine.count() == sent).await;
+        eventually("the slot is free", async || gateway.load() == (0, 0)).await;
+    }
+    assert_eq!(gateway.slots(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_nothing_is_cut_after_its_time_and_one_that_reads_slowly_is_not() {
+    let engine = Engine::always(long_stream()).await;
+    let gateway = TestGateway::over(&[engine.url()], &["timeouts.send=1s"]).await;
+    let (client, _driver) = reluctant(&gateway).await;
+    let unread = client.chat(STREAMED).await.head().await.into_body();
+    gateway.recorded("client_gone", 1.0).await;
+    let (text, reset) = rest(unread).await;
+    assert!(reset.is_some() && text.len() < TOKENS * TOKEN, "{} bytes", text.len());
+
+    let mut slow = client.chat(STREAMED).await.head().await.into_body();
+    for _ in 0..8 {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        until(&mut slow, "xxxx").await;
+    }
+    assert_eq!(rest(slow).await.1, None);
+    gateway.recorded("completed", 1.0).await;
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_http1_client_that_does_not_read_holds_no_slot() {
+    let engine = Engine::always(long_stream().repeat(1)).await;
+    let gateway = TestGateway::over(&[engine.url()], &["pool.0.slots=1"]).await;
+    let mut client = TestClient::to(gateway.address()).await;
+    client.send(chat(STREAMED)).await;
+    eventually("the engine has the request", async || engine.count() == 1).await;
+    eventually("the slot is free", async || gateway.load() == (0, 0)).await;
+    let response = client.response().await;
+    assert!(response.whole && response.text().matches('x').count() == TOKENS * TOKEN);
+    gateway.settled().await;
+}
