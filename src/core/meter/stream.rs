@@ -121,19 +121,17 @@ impl StreamMeter {
         let dialect = tally.dialect;
         let Some(stripper) = stripper else {
             sse.feed(&chunk, |found| {
-                if let Some((raw, event)) = read(found, dialect, long, memo) {
-                    tally.event(event, raw.oversize, now);
-                }
+                read(found, dialect, (long, memo), |raw, event| tally.event(event, raw.oversize, now));
             });
             sse.release();
             return std::iter::once(chunk).filter(|chunk| !chunk.is_empty()).collect();
         };
         let mut out = stripper.begin(&chunk);
         sse.feed(&chunk, |found| {
-            if let Some((raw, event)) = read(found, dialect, long, memo) {
-                out.event(&raw, &event);
+            read(found, dialect, (long, memo), |raw, event| {
+                out.event(raw, &event);
                 tally.event(event, raw.oversize, now);
-            }
+            });
         });
         let oversize = sse.pending_oversize();
         out.end(oversize, sse.release())
@@ -150,6 +148,9 @@ impl StreamMeter {
     pub fn end_of_body(&mut self, now: Instant) {
         let Self { sse, long, stripper, tally, memo } = self;
         let oversize = sse.pending_oversize();
+        if long.is_none() && !oversize && sse.pending().is_empty() {
+            return tally.end_of_body(memo);
+        }
         let (last, event) = match long.take() {
             Some(long) => (&[][..], long.finish(memo)),
             None => (sse.pending(), chunk::read_next(tally.dialect, sse.pending(), memo)),
@@ -160,11 +161,7 @@ impl StreamMeter {
             }
             tally.event(event, oversize, now);
         }
-        tally.stats.done |= match tally.dialect {
-            Dialect::Choices => memo.choices().have_finished(),
-            Dialect::Messages | Dialect::Cohere => tally.stats.finished,
-            Dialect::Responses => false,
-        };
+        tally.end_of_body(memo);
     }
 
     /// Ends the stream: returns what was held of an unfinished event, usually nothing.
@@ -260,23 +257,35 @@ impl StreamStage {
     }
 }
 
-/// Reads what the scanner has found; `None` for a piece of an event that has not ended.
+/// Reads a scanned event. `take` gets it when its end was seen; a reference and not a result, because
+/// an event is large to move.
+#[inline(always)]
 fn read<'a>(
     found: Scanned<'a>,
     dialect: Dialect,
-    long: &mut Option<Box<LongEvent>>,
-    memo: &mut Memo,
-) -> Option<(RawEvent<'a>, StreamEvent)> {
+    (long, memo): (&mut Option<Box<LongEvent>>, &mut Memo),
+    take: impl FnOnce(&RawEvent<'a>, StreamEvent),
+) {
     match found {
-        Scanned::Event(raw) if raw.oversize && raw.split => {
-            Some((raw, long.take().map(|long| long.finish(memo)).unwrap_or_default()))
+        Scanned::Event(raw) => {
+            let event = match raw.oversize && raw.split {
+                false => chunk::read_next(dialect, raw.bytes, memo),
+                true => end_of_long(long, memo),
+            };
+            take(&raw, event);
         }
-        Scanned::Event(raw) => Some((raw, chunk::read_next(dialect, raw.bytes, memo))),
-        Scanned::Piece(piece) => {
-            long.get_or_insert_with(|| Box::new(LongEvent::new(dialect))).feed(piece);
-            None
-        }
+        Scanned::Piece(piece) => feed_long(long, dialect, piece),
     }
+}
+
+#[cold]
+fn feed_long(long: &mut Option<Box<LongEvent>>, dialect: Dialect, piece: &[u8]) {
+    long.get_or_insert_with(|| Box::new(LongEvent::new(dialect))).feed(piece);
+}
+
+#[cold]
+fn end_of_long(long: &mut Option<Box<LongEvent>>, memo: &mut Memo) -> StreamEvent {
+    long.take().map(|long| long.finish(memo)).unwrap_or_default()
 }
 
 /// The times and counts of one stream.
@@ -315,9 +324,27 @@ impl Tally {
         }
     }
 
+    /// The body has ended in order: whether the stream is complete, if its end was not seen.
+    fn end_of_body(&mut self, memo: &Memo) {
+        self.stats.done |= match self.dialect {
+            Dialect::Choices => memo.choices().have_finished(),
+            Dialect::Messages | Dialect::Cohere => self.stats.finished,
+            Dialect::Responses => false,
+        };
+    }
+
     fn event(&mut self, event: StreamEvent, oversize: bool, now: Instant) {
         self.stats.events += 1;
         self.stats.oversize_events += u64::from(oversize);
+        if event.is_text() {
+            // Nearly every event of a stream.
+            self.progress += 1;
+            self.stage = StreamStage::Open;
+            self.output(None, now);
+            self.last_choices = Some(now);
+            self.stats.token_events += 1;
+            return;
+        }
         let mut is_progress = event.finish || event.kind.is_progress();
         if let Some(usage) = event.usage {
             is_progress |= usage.completion > self.stats.usage.completion.or(Some(0));

@@ -73,6 +73,14 @@ impl EventKind {
     }
 }
 
+impl StreamEvent {
+    /// Whether it is output and says nothing else.
+    pub fn is_text(&self) -> bool {
+        let says_more = self.finish || self.aborted || self.usage.is_some() || self.answer != Answer::default();
+        self.kind == EventKind::Content && !says_more
+    }
+}
+
 /// What one event means.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamEvent {

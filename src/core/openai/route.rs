@@ -228,10 +228,19 @@ impl Route {
 
 /// A path, which may have a query, with single slashes and none at its end.
 pub fn canonical(path: &str) -> Cow<'_, str> {
-    let (bare, query) = path.split_at(path.find('?').unwrap_or(path.len()));
-    if !bare.contains("//") && (bare.len() < 2 || !bare.ends_with('/')) {
+    let (mut last, mut end, mut is_clean) = (b' ', path.len(), true);
+    for (at, byte) in path.bytes().enumerate() {
+        if byte == b'?' {
+            end = at;
+            break;
+        }
+        is_clean &= byte != b'/' || last != b'/';
+        last = byte;
+    }
+    if is_clean && (last != b'/' || end == 1) {
         return Cow::Borrowed(path);
     }
+    let (bare, query) = path.split_at(end);
     let mut merged = String::with_capacity(path.len());
     for part in bare.split('/').filter(|part| !part.is_empty()) {
         merged.extend(["/", part]);

@@ -86,7 +86,9 @@ impl EngineAnswer<'_> {
             429 => Some(Elsewhere::Limited),
             401 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::GatewayRefused),
             403 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::Forbidden),
-            _ if event.is_none() => refused_here::judge(self.status, self.read).map(Elsewhere::NotServed),
+            _ if event.is_none() && self.status.is_client_error() => {
+                refused_here::judge(self.status, self.read).map(Elsewhere::NotServed)
+            }
             _ => None,
         }
     }

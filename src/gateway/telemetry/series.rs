@@ -90,6 +90,8 @@ pub(super) struct Series {
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
     history: Arc<PairHistory>,
+    /// Those of short and long requests, with the class that they were looked up by.
+    by_length: [parking_lot::Mutex<Option<(Arc<str>, Arc<PairHistory>)>>; 2],
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }
@@ -224,7 +226,16 @@ impl SeriesTable {
     pub(super) fn history_of(&self, series: &Series, record: &Record) -> Arc<PairHistory> {
         match (&*series.home.lengths.load(), record.estimate) {
             (Some(lengths), Some(estimate)) => {
-                self.history(Some(lengths.class(estimate.tokens).clone()), series.labels.pool.clone())
+                let class = lengths.class(estimate.tokens);
+                let mut last = series.by_length[usize::from(estimate.tokens > lengths.threshold)].lock();
+                if let Some((of, history)) = &*last
+                    && Arc::ptr_eq(of, class)
+                {
+                    return Arc::clone(history);
+                }
+                let history = self.history(Some(Arc::clone(class)), series.labels.pool.clone());
+                *last = Some((Arc::clone(class), Arc::clone(&history)));
+                history
             }
             _ => Arc::clone(&series.history),
         }
@@ -282,6 +293,7 @@ impl SeriesTable {
             home: self.pool(labels.class.as_ref()),
             ran_in: self.pool(labels.pool.as_ref()),
             history: self.history(labels.class.clone(), labels.pool.clone()),
+            by_length: [const { parking_lot::Mutex::new(None) }; 2],
             labels: labels.clone(),
             requests: [const { OnceLock::new() }; ROUTES * OUTCOMES],
         }
