@@ -29,8 +29,8 @@ use crate::config::Config;
 use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
-use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, UpstreamConnector};
-use crate::telemetry::{ClusterMetrics, Telemetry};
+use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
+use crate::telemetry::{ClientView, ClusterMetrics, Telemetry};
 
 /// Limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
