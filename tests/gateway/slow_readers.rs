@@ -98,7 +98,7 @@ async fn a_client_that_reads_nothing_is_cut_after_its_time_and_one_that_reads_sl
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http1_client_that_does_not_read_holds_no_slot() {
-    let engine = Engine::always(long_stream().repeat(1)).await;
+    let engine = Engine::always(long_stream()).await;
     let gateway = TestGateway::over(&[engine.url()], &["pool.0.slots=1"]).await;
     let mut client = TestClient::to(gateway.address()).await;
     client.send(chat(STREAMED)).await;
