@@ -7,13 +7,14 @@
 //!
 //! | what | is refused |
 //! |---|---|
-//! | a file or socket | of another user; that its group or others may write to; a link; anything but a file or a socket |
-//! | the folder of the state | of another user; that its group or others may write to. Not one of root or of the own user that is sticky, such as `/tmp`: there others can neither replace nor remove files |
-//! | a link to the folder | of another user than root |
-//! | what the folder is in | that all may write to, and that is not sticky |
+//! | a file or socket | of another user; that its group or others may write to; a link; any other kind |
+//! | the folder of the state | of another user; that its group or others may write to |
+//! | a link to that folder | of another user than root |
+//! | the folder of a named file | that all users may write to |
 //!
-//! A folder above that belongs to another user, or that a group may write to, is accepted: what is
-//! put in the place of the state belongs to another user then, and is refused.
+//! A sticky folder of root or of the own user, such as `/tmp`, passes: there others can neither
+//! replace nor remove files. What is above the folder of the state is not looked at: whatever
+//! another user puts in the place of the state belongs to that user, and is refused.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -87,8 +88,7 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// Whether the directory entry is sticky and of root or of the own user: others cannot replace what
-/// is in it.
+/// Whether others cannot replace what is in a folder that they may write to.
 fn is_sticky(folder: &Metadata, own: u32) -> bool {
     folder.mode() & STICKY != 0 && [ROOT, own].contains(&folder.uid())
 }
@@ -134,15 +134,14 @@ pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
     check_place(&target)
 }
 
-/// Checks a folder that holds such files, and what it is in. One that is missing passes if it can
-/// be made safely.
+/// Checks a folder that holds such files. One that is missing passes.
 ///
 /// # Errors
 /// Another user commands it.
 pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;
-    let Ok(target) = path.canonicalize() else { return check_place(&path) };
+    let Ok(target) = path.canonicalize() else { return Ok(()) };
     let untrusted = |risk| Err(Untrusted { path: target.clone(), risk });
     let Ok(found) = target.metadata() else { return Ok(()) };
     let own = own_user();
@@ -154,7 +153,7 @@ pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
             return untrusted(Risk::Writable { mode: found.mode() & 0o7777 });
         }
     }
-    check_place(&target)
+    Ok(())
 }
 
 /// Checks that a path is no link of another user.
@@ -237,16 +236,14 @@ mod tests {
             let text = check_folder(&state).unwrap_err().to_string();
             assert!(text.ends_with(&format!("chmod go-w {}", state.display())), "{text}");
         }
-        assert!(check_folder(&state.join("new")).unwrap_err().to_string().contains("not sticky"));
         assert!(check_named_file(&state.join("records")).unwrap_err().to_string().contains("not sticky"));
         set_mode(&state, 0o1777);
         assert_eq!(check_folder(&state), Ok(()));
         set_mode(&state, 0o700);
         set_mode(around.path(), 0o777);
-        let text = check_folder(&state).unwrap_err().to_string();
+        assert_eq!(check_folder(&state), Ok(()), "whoever replaces it owns what is there then");
+        let text = check_named_file(&around.path().join("records")).unwrap_err().to_string();
         assert!(text.ends_with(&format!("chmod o-w {}", around.path().display())), "{text}");
-        set_mode(around.path(), 0o1777);
-        assert_eq!(check_folder(&state), Ok(()));
     }
 
     #[test]

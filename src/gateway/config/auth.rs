@@ -37,7 +37,7 @@ table! {
         pub priority: i32 = default("0");
         /// The lowest number that a request may ask for, with `priority` in its body or the header
         /// X-Vllm-Priority, which wins. What is beyond counts as this.
-        pub priority_min: Option<i32> = optional("as priority: nobody goes before it").example("-10");
+        pub priority_min: Option<i32> = optional("as priority").example("-10");
         /// The highest number that a request may ask for. What is beyond counts as this.
         pub priority_max: i32 = default("2147483647");
         /// What the key may use; 429 above it.
