@@ -30,6 +30,7 @@ const SERVES: &str = "serve";
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
+        | RestartError::NotSaved(_)
         | RestartError::NotManaged(_)
         | RestartError::ShuttingDown
         | RestartError::Outdated => Restarted::Blocked(error.to_string()),
