@@ -48,7 +48,7 @@ async fn a_state_that_others_may_write_to_is_refused_by_check_and_serve_until_it
         assert_eq!(run(&["check", config]).await.0, 0);
         spoil();
         let mend = format!("{command} {}", path.display());
-        for arguments in [&["check", config][..], &["serve", "--config", config]] {
+        for arguments in [&["check", config][..], &["serve", "--config", config][..]] {
             let (code, out, err) = run(arguments).await;
             assert_eq!(code, 78, "{arguments:?}: {out}{err}");
             assert!(format!("{out}{err}").contains(&mend), "{mend}: {out}{err}");
