@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The journal says which processes are stopped, other files of `fleet.state` which limits and
-//! experiments are in force, records what a report shows. Whoever can write there, or put another
-//! file there, commands the gateway. So such a file is refused, with the command that mends it:
+//! experiments are in force, records what a report shows. A user who can write there, or put
+//! another file there, commands the gateway. So such a file is refused, with the command that mends it:
 //!
 //! | what | is refused |
 //! |---|---|
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(check_folder(&state), Ok(()));
         set_mode(&state, 0o700);
         set_mode(around.path(), 0o777);
-        assert_eq!(check_folder(&state), Ok(()), "whoever replaces it owns what is there then");
+        assert_eq!(check_folder(&state), Ok(()), "a user who replaces it owns what is there then");
         let text = check_named_file(&around.path().join("records")).unwrap_err().to_string();
         assert!(text.ends_with(&format!("chmod o-w {}", around.path().display())), "{text}");
     }

@@ -118,7 +118,7 @@ impl Marks {
 /// its mark, and is not older. The leader may have changed its user since its start, where the
 /// gateway is root's. Otherwise a process of another user does not count, whatever it carries.
 ///
-/// The own session and group are nobody's engine.
+/// The session and the group of the gateway itself are never an engine.
 pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> bool {
     let own = table.iter().find(|entry| entry.pid == table::own_pid());
     let is_own = |id: i32| own.is_some_and(|own| [own.pid, own.group, own.session].contains(&id));
