@@ -164,6 +164,7 @@ fn pool(policy: Policy, backends: usize, slots: u32) -> PoolSpec {
         queue_timeout: Duration::from_secs(600),
         hold: None,
         order: QueueOrder::FIFO,
+        by_priority: None,
     };
     PoolSpec { name: "all".into(), rules, backends: (0..backends).map(backend).collect(), spill: Vec::new() }
 }

@@ -47,7 +47,7 @@ pub use probe::{Prober, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
 pub use silent_streams::watch_silent_streams;
 pub use state_folder::{
-    SOCKET as UPGRADE_SOCKET, append as append_state, create as create_state, read as read_state,
+    SOCKET as UPGRADE_SOCKET, append as append_state, check as check_state, create as create_state, read as read_state,
     replace as replace_state, set_aside as set_state_aside,
 };
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

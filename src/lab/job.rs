@@ -83,6 +83,7 @@ impl Job {
             method: Method::POST,
             path: self.api.path().to_owned(),
             headers: HeaderMap::new(),
+            priority: None,
             content_type: "application/json".to_owned(),
             body: request.body,
             arrived: Instant::now(),

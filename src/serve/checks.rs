@@ -12,8 +12,9 @@ use super::app::{StartError, load_counters};
 use super::engines;
 use crate::config::{ClusterLeader, Config, Loaded, LogTarget, Problem, Problems, Situation, Target};
 use crate::fleet::driver::{EngineSettings, SharedDriver};
-use crate::fleet::{EngineSpec, check_settings, check_values, is_running};
+use crate::fleet::{EngineSpec, check_settings, check_state, check_values, is_running};
 use crate::flow::specs;
+use crate::owner::check_named_file;
 use crate::pool::Admission;
 
 /// The longest that a start waits for the list of flags of an engine's program; without it, the engine's own start checks them.
@@ -97,7 +98,17 @@ impl Found<'_> {
                 self.refuse((*key).to_owned(), Situation::Unusable { reason });
             }
         }
+        if let Some(records) = &config.records
+            && let Err(untrusted) = check_named_file(&records.path)
+        {
+            self.refuse("records.path".to_owned(), Situation::Unusable { reason: untrusted.to_string() });
+        }
         let state = &self.loaded.config.fleet.state;
+        // Also without engines: experiments, the tuner's limits and the socket for upgrades are
+        // there.
+        if let Err(untrusted) = check_state(state) {
+            self.refuse("fleet.state".to_owned(), Situation::Unusable { reason: untrusted.to_string() });
+        }
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let is_used = engines::any(&self.loaded.config);
         if let Some(blocking) = place.ancestors().find(|path| path.exists()).filter(|path| is_used && !path.is_dir()) {

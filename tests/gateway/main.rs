@@ -9,7 +9,9 @@
 //! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold),
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
-//! `forms` (multipart), `encoded` (compressed), `paths`, `credentials`, `browsers` (pages of other origins), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
+//! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (whose
+//! `fleet.state` is), `credentials`, `browsers` (pages of other origins), `requests` (what reaches
+//! an engine, and what does not), `stored` (stored responses),
 //! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `models` (engines of one pool that serve different ones), `counting` (what the metrics count), `failing` (what the log says of
 //! engines that fail), `failover`, `checks` (what check, serve and a reload refuse), `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
@@ -53,6 +55,7 @@ mod length;
 mod limits;
 mod models;
 mod paths;
+mod priority;
 mod records;
 mod reload;
 mod reload_keys;
@@ -60,6 +63,7 @@ mod requests;
 mod shadow;
 mod simulator;
 mod slow_readers;
+mod state_owner;
 mod stop;
 mod secrets;
 mod stored;

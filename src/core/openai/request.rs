@@ -52,7 +52,7 @@ pub struct RequestView<'a> {
     pub shape: PromptShape,
     /// Where the prompt is; empty for a form.
     pub prompt_parts: PromptParts,
-    /// Scheduling priority (lower is earlier), when given.
+    /// Scheduling priority (lower is earlier), when given; numbers beyond 64 bits are clamped.
     pub priority: Option<i64>,
     /// The end user that the client names: `user` or `safety_identifier`.
     pub user: Option<Cow<'a, str>>,
@@ -149,6 +149,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     let mut limits = Limits::default();
     view.edits = EditPoints::json(scanner.position() + 1);
     let (mut single, mut single_ids) = (TextShape::default(), 0u64);
+    let mut before_member = scanner.position() + 1;
     scanner.object(|scanner, key| {
         view.edits.saw_member();
         let key = key.bytes();
@@ -158,6 +159,10 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         let is_prompt = prompt::member(scanner, route, &key, &mut view.shape, &mut prompts)?;
         if !is_prompt {
             field(scanner, &key, &mut view, &mut limits)?;
+            let is_priority = *key == *b"priority";
+            if is_priority && !view.edits.set_priority(before_member, scanner.position()) {
+                return Err(RequestError::SentTwice { param: "priority" });
+            }
         } else {
             if prompts == 1 {
                 single.add(view.shape.text.since(before));
@@ -166,7 +171,8 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
             view.prompts = view.prompts.max(prompts);
             view.prompt_start.get_or_insert(start);
         }
-        view.prompt_parts.add(&key, Span { start, end: scanner.position() }, is_prompt);
+        before_member = scanner.position();
+        view.prompt_parts.add(&key, Span { start, end: before_member }, is_prompt);
         Ok::<_, RequestError>(())
     })?;
     scanner.end()?;

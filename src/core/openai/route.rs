@@ -214,6 +214,27 @@ impl Route {
         self.generates() && !matches!(self, Self::ChatBatch)
     }
 
+    /// Whether vLLM reads `priority` in the body. Of Messages it reads the header `X-Vllm-Priority`
+    /// alone, of the other routes neither.
+    pub const fn has_priority(self) -> bool {
+        matches!(
+            self,
+            Self::ChatCompletions
+                | Self::ChatBatch
+                | Self::Completions
+                | Self::Responses
+                | Self::Embeddings
+                | Self::Pooling
+                | Self::Classify
+                | Self::Rerank
+                | Self::Score
+                | Self::CohereChat
+                | Self::CohereEmbed
+                | Self::GenerativeScoring
+                | Self::Decisions
+        )
+    }
+
     /// Whether the body is `multipart/form-data` and not JSON.
     pub const fn is_multipart(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)

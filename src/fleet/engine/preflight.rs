@@ -145,6 +145,7 @@ mod tests {
                 queue_timeout: second,
                 hold: None,
                 order: QueueOrder::FIFO,
+                by_priority: None,
             },
             backends: (base..base + 2)
                 .map(|port| {

@@ -28,6 +28,7 @@ fn spec(ports: &[u16]) -> PoolSpec {
         queue_timeout: Duration::from_secs(20),
         hold: None,
         order: QueueOrder::FIFO,
+        by_priority: None,
     };
     PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
 }

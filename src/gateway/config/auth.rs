@@ -31,10 +31,51 @@ table! {
             required("write 64 hex digits, or env:NAME or file:PATH").example("env:TEAM_A_KEY_SHA256");
         /// Models it may use: names or aliases, or "*" for all. 403 for others.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// Lower is served earlier when requests wait, as in vLLM.
+        /// The priority of a request that asks for none. Lower is served earlier when requests
+        /// wait, as in vLLM. Engines that schedule by priority get it, too
+        /// (`pool.scheduling_policy`).
         pub priority: i32 = default("0");
+        /// The lowest number that a request may ask for, with `priority` in its body or the header
+        /// X-Vllm-Priority, which wins. What is beyond counts as this.
+        pub priority_min: Option<i32> = optional("as priority").example("-10");
+        /// The highest number that a request may ask for. What is beyond counts as this.
+        pub priority_max: i32 = default("2147483647");
         /// What the key may use; 429 above it.
         pub limit: KeyLimit = table();
+    }
+}
+
+impl Key {
+    /// The priorities of its requests.
+    pub fn priorities(&self) -> PriorityRange {
+        let (default, max) = (self.priority, self.priority_max);
+        PriorityRange { default, min: self.priority_min.unwrap_or(default), max }
+    }
+}
+
+/// The priorities that requests may have; lower is earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorityRange {
+    /// Of a request that asks for none.
+    pub default: i32,
+    /// The earliest.
+    pub min: i32,
+    /// The latest.
+    pub max: i32,
+}
+
+impl PriorityRange {
+    /// Whether its numbers are in order.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.min <= self.default && self.default <= self.max
+    }
+
+    /// The priority of a request that asked for this one.
+    pub fn of(&self, asked: Option<i64>) -> i32 {
+        let Some(asked) = asked else { return self.default };
+        // Between two numbers of 32 bits.
+        let (min, max) = (i64::from(self.min), i64::from(self.max));
+        i32::try_from(asked.clamp(min, max.max(min))).unwrap_or(self.default)
     }
 }
 

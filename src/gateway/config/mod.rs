@@ -68,7 +68,7 @@ mod tests;
 
 pub use added::AddedExperiment;
 pub use admin::Admin;
-pub use auth::{Auth, Key, KeyLimit};
+pub use auth::{Auth, Key, KeyLimit, PriorityRange};
 pub use autoscale::Autoscale;
 pub use backend::{ArgValue, Backend, Control, Launch, PodEngine, Target};
 pub use cluster::{Cluster, ClusterLeader, ClusterMode, ClusterObject};
@@ -80,7 +80,7 @@ pub use machine::Machine;
 pub use model::{Model, ModelScope};
 pub use origin::{Origin, Origins};
 pub use pods::{FoundPod, Pods};
-pub use pool::{LongPrefix, Order, Policy, Pool, PromptRange, Queue, UsageInjection};
+pub use pool::{LongPrefix, Order, Policy, Pool, PromptRange, Queue, SchedulingPolicy, UsageInjection};
 pub use problem::{Problem, Problems, Situation, Suggestion};
 pub use records::Records;
 pub use reference::reference;

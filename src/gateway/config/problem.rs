@@ -184,6 +184,8 @@ pub enum Situation {
     SameEndpoint { endpoint: String, first: String },
     #[error("{endpoint} is the gateway's own address; requests would loop")]
     OwnAddress { endpoint: String },
+    #[error("{default} is not between priority_min ({min}) and priority_max ({max}); lower is earlier")]
+    PriorityOrder { default: i32, min: i32, max: i32 },
     #[error("the admin address may not overlap server.listen ({listen}); give it another port")]
     AdminIsListen { listen: String },
     #[error("'{found}' is not a host name; write it without scheme, port and path, such as \"sluice.internal\"")]
@@ -308,6 +310,7 @@ impl Situation {
             }
             Self::TooMany { .. }
             | Self::AboveMaximum { .. }
+            | Self::PriorityOrder { .. }
             | Self::Empty
             | Self::Time { .. }
             | Self::CorsOrigin { .. }

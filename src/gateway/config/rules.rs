@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::auth::Auth;
+use super::auth::{Auth, PriorityRange};
 use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
 use super::cluster::ClusterLeader;
@@ -158,6 +158,11 @@ fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
     for (index, key) in auth.keys.iter().enumerate() {
         let path = format!("auth.keys[{index}]");
         names.claim(&key.name, format!("{path}.name"), report);
+        let priorities = key.priorities();
+        if !priorities.is_ordered() && report.is_sound(&format!("{path}.priority")) {
+            let PriorityRange { default, min, max } = priorities;
+            report.add_at(&format!("{path}.priority"), Situation::PriorityOrder { default, min, max });
+        }
         let digest = format!("{path}.sha256");
         let first = *digests.entry(key.sha256.bytes()).or_insert(&key.name);
         if first != key.name && report.is_sound(&digest) {

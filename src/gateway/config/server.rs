@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::auth::PriorityRange;
 use super::cors::Cors;
 use super::file::Entry;
 use super::limits;
@@ -75,12 +76,23 @@ table! {
         /// page only.
         pub cors: Option<Cors> = optional("those that the engines allow (vLLM: --allowed-origins)")
             .example("[\"https://chat.example.com\"]");
+        /// The lowest priority that a request may ask for where there are no keys; lower is served
+        /// earlier. What is beyond counts as this. A request that asks for none has 0, so that by
+        /// default one may step back and none goes before the others.
+        pub priority_min: i32 = default("0").within("-2147483648", "0");
+        /// The highest priority that a request may ask for where there are no keys.
+        pub priority_max: i32 = default("2147483647").within("0", "2147483647");
         /// TLS on `listen`, with HTTP/2 and HTTP/1.1. A reload reads the files again; open connections stay.
         pub tls: Option<ServerTls> = optional("none: requests and keys cross the network in plain text");
     }
 }
 
 impl Server {
+    /// The priorities of requests where there are no keys.
+    pub fn priorities(&self) -> PriorityRange {
+        PriorityRange { default: 0, min: self.priority_min, max: self.priority_max }
+    }
+
     /// Connections at once from one address.
     pub fn connections_per_address(&self) -> usize {
         // Rounded up, so that one connection in all is one per address too.

@@ -72,6 +72,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         method: incoming.method.clone(),
         path: incoming.path.clone(),
         headers: incoming.headers.clone(),
+        priority: incoming.priority,
         content_type: incoming.content_type.clone(),
         body: incoming.body.clone(),
         arrived: Instant::now(),

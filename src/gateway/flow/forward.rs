@@ -20,6 +20,7 @@
 //!
 //! When the gateway stops and `server.drain_timeout` has passed, every attempt is aborted (see [`super::Flow::abort_all`]).
 
+mod address;
 mod copy;
 mod moves;
 
@@ -28,7 +29,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -45,7 +45,7 @@ use super::prepare::PreparedRequest;
 use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::refused_here::{self, Refused};
-use super::respond::{self, REQUEST_ID};
+use super::respond;
 use super::response_memory::{MemoryOwner, ResponseMemory};
 use super::router::Router;
 use super::stream_work::SilenceLimits;
@@ -234,7 +234,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let avoid: SmallVec<[BackendId; 4]> = self.avoid.iter().chain(others).copied().collect();
         let request = LeaseRequest {
             need: self.prepared.need,
-            priority: self.prepared.priority,
+            priority: self.prepared.priority.number,
             arrived: self.incoming.arrived,
             since: if self.made == 0 { self.incoming.arrived } else { begun },
             model: record.model.as_deref().unwrap_or_default(),
@@ -268,7 +268,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let mut connection = Connection::Any;
         let mut response = loop {
             self.made += 1;
-            self.set_request_id();
+            self.address_to(lease);
             record.begin_attempt(self.made, &mut self.request.headers);
             match self.send(connection, deadline, lease, down, record).await {
                 Ok(response) => break response,
@@ -430,20 +430,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         match pump.run(&mut Some(exchange), read, down).await {
             AttemptResult::Finished => Ok(()),
             AttemptResult::Failed(_) => Err(refusal),
-        }
-    }
-
-    /// Gives each attempt an id of its own. The engine may still be working on an earlier attempt whose connection broke, and
-    /// vLLM identifies requests by this id. Before 0.14 it mixed up two running requests with the same id. It still does where
-    /// ids are not randomized, are passed to KV connectors, or are aborted from outside.
-    fn set_request_id(&mut self) {
-        let id = &self.incoming.upstream_id;
-        let value = match self.made {
-            1 => HeaderValue::from_str(id),
-            number => HeaderValue::from_str(&format!("{id}-r{number}")),
-        };
-        if let Ok(value) = value {
-            self.request.headers.insert(REQUEST_ID, value);
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct IncomingRequest {
     pub path: String,
     /// End-to-end headers for the backend, without hop-by-hop headers and without credentials for the gateway.
     pub headers: HeaderMap,
+    /// The priority that the header `X-Vllm-Priority` asks for.
+    pub priority: Option<i64>,
     /// `Content-Type`, for multipart bodies.
     pub content_type: String,
     /// The body.

@@ -30,7 +30,7 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
 use super::key_share::{KeyAmounts, KeyShare, KeyUnit, KeyUse, limits_of};
-use crate::config::{Auth, Key};
+use crate::config::{Auth, Key, PriorityRange};
 use crate::pool::Need;
 use sluice_core::base::ModelId;
 use sluice_core::openai::{KeyLimit, LimitUnit, TooLarge};
@@ -246,9 +246,9 @@ impl ApiKey {
         &self.name
     }
 
-    /// Its priority; lower goes first.
-    pub fn priority(&self) -> i32 {
-        self.key.priority
+    /// The priorities that its requests may have.
+    pub fn priorities(&self) -> PriorityRange {
+        self.key.priorities()
     }
 
     /// Whether it may use a model; `None` is a model that the configuration does not declare.
@@ -365,6 +365,8 @@ mod tests {
             sha256: KeyDigest::new(Sha256::digest(b"secret").into(), None),
             models: ModelScope::Only(vec![ModelId::new(1)]),
             priority: 0,
+            priority_min: None,
+            priority_max: i32::MAX,
             limit,
         };
         Auth { keys: vec![key], admin_token: None }

@@ -9,6 +9,7 @@
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
 //! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
+//! | | `priority.rs` | how early is it served, here and by the engine? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
 //! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
@@ -38,6 +39,7 @@ mod respond;
 mod response_owners;
 mod assign;
 mod copies;
+mod priority;
 mod prepare;
 mod admit;
 mod faults;
@@ -74,6 +76,7 @@ pub use exchange::{
     ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
 };
 pub use incoming::IncomingRequest;
+pub use priority::PRIORITY;
 pub use record::{Outcome, Record, RecordGuard, Recorder};
 pub use respond::{ERROR_CODE, refuse};
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};

@@ -13,6 +13,7 @@ use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
+use super::priority::RequestPriority;
 use super::record::{RecordGuard, Recorder, client_text};
 use super::respond::whole_seconds;
 use super::response_owners::{self, ResponseOwner, ResponseOwners};
@@ -36,7 +37,7 @@ pub(super) struct PreparedRequest {
     pub(super) asks: Asks,
     /// Its model as it is sent without an experiment.
     pub(super) own_model: ModelKey,
-    pub(super) priority: i32,
+    pub(super) priority: RequestPriority,
     /// The only backend that can serve it.
     pub(super) only: Option<Arc<str>>,
     pub(super) stream: bool,
@@ -118,7 +119,7 @@ pub(super) async fn prepare<R: Recorder>(
         adapter,
         asks,
         own_model,
-        priority: key.map_or(0, ApiKey::priority),
+        priority: RequestPriority::of(incoming, &view),
         only: continued.map(|owner| owner.backend),
         stream: view.stream,
         prompts: view.prompts,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::routing_table::limits_of;
-use crate::config::{self, Config, Order as ConfiguredOrder};
+use crate::config::{self, Config, Order as ConfiguredOrder, SchedulingPolicy};
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
 /// The pools of a configuration.
@@ -35,6 +35,7 @@ fn pool(pool: &config::Pool) -> PoolSpec {
             queue_timeout: pool.queue.timeout,
             hold: pool.autoscale.filter(|autoscale| autoscale.min == 0).map(|autoscale| autoscale.hold),
             order: order(&pool.queue),
+            by_priority: pool.scheduling_policy.map(|policy| policy == SchedulingPolicy::Priority),
         },
         backends: pool.backends.iter().map(backend).collect(),
         spill: pool.spill.iter().map(|pool| pool.index()).collect(),

@@ -22,6 +22,7 @@ mod abort;
 mod edges;
 mod first_token;
 mod slow_client;
+mod priority;
 mod elsewhere;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
@@ -130,6 +131,7 @@ impl TestFlow {
             method: http::Method::POST,
             path: "/v1/chat/completions".to_owned(),
             headers: HeaderMap::new(),
+            priority: None,
             content_type: "application/json".to_owned(),
             body: Bytes::from_static(body.as_bytes()),
             arrived: Instant::now(),
@@ -191,8 +193,15 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
 fn pool_of(config: &Config) -> PoolSpec {
     let pool = &config.pools[0];
     let (limits, queue_length, queue_timeout) = (routing_table::limits_of(pool), pool.queue.length, pool.queue.timeout);
-    let rules =
-        PoolRules { policy: pool.policy, limits, queue_length, queue_timeout, hold: None, order: QueueOrder::FIFO };
+    let rules = PoolRules {
+        policy: pool.policy,
+        limits,
+        queue_length,
+        queue_timeout,
+        hold: None,
+        order: QueueOrder::FIFO,
+        by_priority: None,
+    };
     let backends = pool.backends.iter().map(spec_of).collect();
     PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }

@@ -201,6 +201,16 @@ impl Admission {
         self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.start_takes = Some(takes)).is_some())
     }
 
+    /// Whether the engine of a backend schedules by priority, by its flags. What the pool's rules
+    /// say counts more.
+    pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
+        self.shared.update(|state, _| {
+            if let Some(found) = state.backend_mut(backend) {
+                found.by_priority = by_priority;
+            }
+        });
+    }
+
     /// The engine of a backend did not start: requests that wait for the first engine of its pool are shed, unless another one is
     /// on its way.
     pub fn start_failed(&self, backend: BackendId) {

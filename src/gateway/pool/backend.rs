@@ -137,6 +137,8 @@ pub(super) struct BackendState {
     pub(super) cordon: Cordon,
     /// Another gateway, which runs its engine, drains or starts it.
     pub(super) closed: bool,
+    /// Its engine schedules by priority, as its flags say.
+    pub(super) by_priority: bool,
     /// How long a start of its engine takes, if that is known.
     pub(super) start_takes: Option<Duration>,
     /// When its engine, which starts, is expected to be ready, if that is known.
@@ -189,6 +191,7 @@ impl BackendState {
             draining: false,
             cordon: Cordon::Open,
             closed: false,
+            by_priority: false,
             start_takes: None,
             ready_at: None,
             removed: false,
@@ -218,6 +221,7 @@ impl BackendState {
         self.cordon = known.cordon;
         self.closed = known.closed;
         self.ready_at = known.ready_at;
+        self.by_priority = known.by_priority;
         self.start_takes = known.start_takes;
         self.ceiling = known.ceiling;
         self.trial = known.trial;

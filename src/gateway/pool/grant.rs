@@ -29,6 +29,8 @@ pub(super) struct Grant {
     pub(super) prefill_time: Duration,
     /// Seconds of prefill of large prompts that were before it.
     pub(super) ahead: f64,
+    /// The engine schedules by priority.
+    pub(super) by_priority: bool,
     /// The beginnings of its prompt.
     pub(super) prefix: Arc<PromptPrefix>,
 }

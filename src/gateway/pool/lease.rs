@@ -78,6 +78,11 @@ impl Lease {
         &self.grant.address
     }
 
+    /// Whether its engine schedules by priority.
+    pub fn by_priority(&self) -> bool {
+        self.grant.by_priority
+    }
+
     /// The expected length of the prefill, after which the prefill share of a response that is not streamed is returned.
     pub fn prefill_time(&self) -> Duration {
         self.grant.prefill_time

@@ -289,6 +289,7 @@ impl AdmissionState {
             abort: found.abort.clone(),
             prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
             ahead,
+            by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.by_priority),
             prefix: Arc::clone(&request.prefix),
         }
     }

@@ -45,6 +45,7 @@ fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -
         queue_timeout: Duration::from_secs(20),
         hold: None,
         order: QueueOrder::FIFO,
+        by_priority: None,
     };
     PoolSpec { name: name.into(), rules, backends, spill }
 }

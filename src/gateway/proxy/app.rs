@@ -329,6 +329,7 @@ fn incoming(
     let sent = take_headers(session);
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
+    let priority = headers::priority(&sent);
     let headers = headers::for_engine(sent, routing.keys.is_required());
     let client = client_address(session, &routing.config);
     let arrived = Instant::now();
@@ -338,6 +339,7 @@ fn incoming(
         method,
         path,
         headers,
+        priority,
         content_type,
         body,
         arrived,

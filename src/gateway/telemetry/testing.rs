@@ -112,6 +112,7 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
             queue_timeout: Duration::from_secs(20),
             hold: None,
             order: QueueOrder { aging_per_token: Duration::ZERO },
+            by_priority: None,
         },
         backends: vec![BackendSpec { name: backend.into(), address, weight: 1.0 }],
         spill: vec![],

@@ -29,7 +29,7 @@ impl<U: Upstream> Attempts<'_, U> {
             home: self.placed.home().id,
             spill: SmallVec::new(),
             need: self.prepared.need,
-            priority: self.prepared.priority,
+            priority: self.prepared.priority.number,
             arrived: self.incoming.arrived,
             since: self.incoming.arrived,
             prefix: Arc::clone(&self.prepared.prefix),

@@ -20,7 +20,15 @@ struct Client {
 impl Client {
     fn of(gateway: &Gateway, limit: KeyLimit) -> Self {
         let sha256 = KeyDigest::new(Sha256::digest(b"secret").into(), None);
-        let key = Key { name: "team-a".to_owned(), sha256, models: ModelScope::All, priority: 0, limit };
+        let key = Key {
+            name: "team-a".to_owned(),
+            sha256,
+            models: ModelScope::All,
+            priority: 0,
+            priority_min: None,
+            priority_max: i32::MAX,
+            limit,
+        };
         let ring = Keyring::new(&Auth { keys: vec![key], admin_token: None }, &gateway.keys);
         let key = ring.authenticate(Some("secret")).unwrap().unwrap();
         Self { key, running: Vec::new(), served: 0 }

@@ -138,6 +138,7 @@ impl Gateway {
                 queue_timeout: Duration::from_secs(60),
                 hold: None,
                 order: QueueOrder::FIFO,
+                by_priority: None,
             },
             backends: vec![BackendSpec { name: "b".into(), address, weight: 1.0 }],
             spill: vec![],
