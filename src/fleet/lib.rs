@@ -32,7 +32,7 @@ pub use detached::start_detached;
 pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver, process::is_running};
 pub use engine::adapters::load_adapter;
 pub use engine::checks::warm_up_external;
-pub use engine::journal::JournalError;
+pub use engine::journal::{JournalError, check_journal};
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::preflight::check_settings;
 pub use engine::spec::EngineSpec;

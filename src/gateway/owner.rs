@@ -37,6 +37,13 @@ pub struct Untrusted {
     risk: Risk,
 }
 
+impl Untrusted {
+    /// Whether it belongs to another user than that of this process.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.risk, Risk::Foreign { .. })
+    }
+}
+
 /// What another user can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Risk {

@@ -267,6 +267,22 @@ fn drop_secrets(life: &mut Lifecycle<Setup>) -> bool {
 }
 
 /// Opens for appending, after the end of a line: what is written must not continue a line that was cut short.
+/// Checks that the files of a journal in this folder could be opened. Nothing is written or locked. What does not exist is made
+/// at the start.
+///
+/// # Errors
+/// [`JournalError::Unusable`].
+pub fn check_journal(folder: &Path) -> Result<(), JournalError> {
+    for path in [LOCK, NAMES[0]].map(|name| folder.join(name)) {
+        match File::options().read(true).append(true).open(&path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(JournalError::Unusable { path, source }),
+        }
+    }
+    Ok(())
+}
+
 fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
     let mut file = state_folder::options().read(true).append(true).open(path)?;
     let mut text = Vec::new();
