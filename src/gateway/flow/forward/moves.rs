@@ -30,7 +30,7 @@ impl<U: Upstream> Attempts<'_, U> {
             Refused::Length(limit) => asks.longer_than = asks.longer_than.max(limit),
         }
         if let Some(lack) = lack {
-            lease.refused_by_engine(lack);
+            lease.refused_by_engine(lack, tokio::time::Instant::now());
         }
         lease.success();
         let may = self.moves < MOVES_MAX && self.prepared.only.is_none();
