@@ -57,7 +57,7 @@ impl<D: Downstream, R: Recorder> Pump<'_, '_, D, R> {
     pub(super) fn answered_elsewhere<X>(&mut self, now: Instant) -> Option<Box<FailedAttempt<X>>> {
         let credentials = self.context.credentials?;
         let error = self.meter.error().filter(|_| !self.meter.has_content())?;
-        let answer = EngineAnswer { status: self.status, read: &[], error: Some(error), credentials };
+        let answer = EngineAnswer { status: self.status, read: None, error: Some(error), credentials };
         let (elsewhere, reason) = (answer.elsewhere()?, answer.retry_reason());
         let busy = (elsewhere == Elsewhere::Busy).then(|| self.busy_backend(error));
         if elsewhere.is_fault() {
