@@ -130,3 +130,13 @@ async fn a_name_that_no_list_has_moves_on_once_and_any_other_request_a_bounded_n
     assert_eq!(test.request(PLAIN).await.1.outcome, Outcome::Refused);
     assert_eq!(test.asked().len(), 9, "eight moves, and none of the attempts after them");
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_passed_on_in_the_end_has_every_byte_of_an_event_that_came_in_two_parts() {
+    const FAILED: &str = "data: {\"error\":{\"message\":\"kaput\",\"type\":\"x\",\"code\":500}}\n\ndata: [DO";
+    let failing = || vec![Script::Stream(vec![(1, FAILED), (1, "NE]\n\n")], true)];
+    let test = TestFlow::new(failing(), failing());
+    let (client, _) = test.request(STREAM).await;
+    assert_eq!(String::from_utf8(client.body).unwrap(), [FAILED, "NE]\n\n"].concat());
+    assert!(client.finished);
+}
