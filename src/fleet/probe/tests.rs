@@ -4,8 +4,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use sluice_core::openai::Route;
 use sluice_gateway::config::{Endpoint, Policy};
-use sluice_gateway::pool::{BackendLimits, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use sluice_gateway::pool::{
+    AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lack, Lease, Need, PoolRules,
+    PoolSpec, QueueOrder,
+};
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,
@@ -124,6 +128,7 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
         id: old.id,
         name: old.name,
         address: old.address,
+        begun: Instant::now(),
         up: Ok(()),
         models: None,
         routes: None,
@@ -133,6 +138,51 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
     };
     prober.apply(result, Duration::ZERO);
     assert_eq!(prober.admission.view()[0].backends[0].phase, Phase::Starting);
+}
+
+fn lease(admission: &Arc<Admission>) -> Lease {
+    let request = AdmissionRequest {
+        layout: 1,
+        home: admission.view()[0].id,
+        spill: Default::default(),
+        need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+        priority: 0,
+        arrived: Instant::now(),
+        since: Instant::now(),
+        prefix: Default::default(),
+        adapter: None,
+        asks: Default::default(),
+        wants: Default::default(),
+        avoid: Default::default(),
+        only: None,
+        pinned: false,
+    };
+    match admission.enter(request) {
+        AdmissionDecision::Granted(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_routes_of_an_engine_are_read_again_after_a_later_refusal_but_not_at_once() {
+    let mut prober = prober(&[engine(false).await]);
+    let due = |prober: &Prober| prober.admission.view()[0].backends[0].routes_due;
+    prober.probe_all(&rules()).await;
+    let lease = lease(&prober.admission);
+    let refuse = |at| lease.refused_by_engine(Lack::Route(Route::Embeddings), at);
+    refuse(Instant::now());
+    assert!(due(&prober));
+    prober.probe_all(&rules()).await;
+    assert!(!due(&prober), "this engine does not say; it was asked");
+    // The refusal has expired, and the engine refuses again.
+    let later = Instant::now() + 2 * MODELS_INTERVAL;
+    prober.admission.record_probe(lease.backend(), true, later);
+    refuse(Instant::now());
+    prober.probe_all(&rules()).await;
+    assert!(due(&prober), "not twice in so short a time");
+    prober.states.values_mut().for_each(|state| state.routes_at = None);
+    prober.probe_all(&rules()).await;
+    assert!(!due(&prober));
 }
 
 #[test]

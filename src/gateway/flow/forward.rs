@@ -6,8 +6,7 @@
 //! an answer after which another engine may serve the request (`elsewhere.rs`). None follows the first token of a stream that has
 //! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the
 //! last one's response. An answer that says that the engine does not serve the model, the route or so long a prompt costs no
-//! attempt: the request moves on, at most `MOVES_MAX` times, and the engine gets no more of the kind until what it serves was
-//! read again.
+//! attempt: the request moves on (`moves.rs`), and the engine gets no more of the kind until what it serves was read again.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
 //! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
@@ -44,7 +43,7 @@ use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
 use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
-use super::refused_here::{self, Refused};
+use super::refused_here::Refused;
 use super::respond;
 use super::response_memory::{MemoryOwner, ResponseMemory};
 use super::router::Router;
@@ -155,19 +154,26 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             }
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
             // for the other's backend would deadlock.
-            let moves_on = self.refused.take().is_some_and(|refused| self.moves_on(refused, &lease));
+            let refused = self.refused.take();
+            let goes_on = match refused {
+                Some(refused) => self.moves_on(refused, &lease),
+                None => self.may_try_again(),
+            };
             lease.release();
             let released = failed.response.is_some().then_some(lease);
             // Falling back is one more attempt: a request fails for its arm only if it fails without it.
             let in_arm = self.prepared.arm.is_some();
-            let is_over = (unknown_model && in_arm) || !(moves_on || self.may_try_again());
+            let is_over = (unknown_model && in_arm) || !goes_on;
             if is_over && !self.fall_back(record) {
                 return Box::pin(self.give_up(*failed, released, down, record)).await;
             }
             lease = match self.admit_to_any(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
-                Err(AdmitError::Refused(_) | AdmitError::Shed { .. } | AdmitError::Unserved) => {
+                Err(error) => {
+                    if let Some(refusal) = self.shed_until_later(refused, error, record) {
+                        return Err(refusal);
+                    }
                     return Box::pin(self.give_up(*failed, released, down, record)).await;
                 }
             };
@@ -279,16 +285,13 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Err(error) => return error.into_result(lease, &record.request_id),
             }
         };
-        if self.prepared.only.is_none() && refused_here::may_be(&response.head) {
-            let limits = (refused_here::PEEK_BYTES, refused_here::PEEK_TIME);
-            let peeked = response.read_ahead(limits, down, lease).await;
-            // The pump meets any other error again.
-            if let Err(error @ (WaitError::ClientGone | WaitError::Hung)) = peeked {
-                return error.into_result(lease, &record.request_id);
-            }
-        }
+        let is_read = match self.read_refusal(&mut response, down, lease).await {
+            Ok(is_read) => is_read,
+            Err(error) => return error.into_result(lease, &record.request_id),
+        };
         let (status, credentials) = (response.head.status, self.credentials(lease));
-        let elsewhere = EngineAnswer { status, read: &response.read, error: None, credentials }.elsewhere();
+        let elsewhere =
+            EngineAnswer { status, read: is_read.then_some(&*response.read), error: None, credentials }.elsewhere();
         if elsewhere.is_some() || self.lacks_model(status) {
             let (reason, outcome) = self.note_elsewhere(elsewhere, status, lease, &record.request_id);
             // A client whose key is valid must not read that the gateway's is not.
@@ -379,12 +382,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let sent = Instant::now();
         let head = self.wait_for_head(&mut exchange, lease, down, sent, deadline).await?;
         Ok(ResponseStart { exchange, head, sent, read: Bytes::new() })
-    }
-
-    /// Whether this status says that the engine of the arm does not know the model: that of the arm, or an adapter that only others
-    /// have loaded.
-    fn lacks_model(&self, status: StatusCode) -> bool {
-        status == StatusCode::NOT_FOUND && self.prepared.arm.is_some()
     }
 
     /// A response that is not streamed shows no first token: its prefill share is returned when the prefill should be

@@ -22,7 +22,7 @@ use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::pool::{Admission, Asks, ModelKey, Need};
-use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, Route, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ pub(super) async fn prepare<R: Recorder>(
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let own_model = ModelKey::of(own_name.unwrap_or(name));
     let arm_model = arm.as_ref().and_then(|arm| arm.model.as_deref()).map(ModelKey::of);
-    let asks = asks(incoming.route, &view, arm_model.unwrap_or(own_model), estimate.tokens);
+    let asks = asks(incoming, &view, arm_model.unwrap_or(own_model), estimate.tokens);
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
     record.prefix = Some(Arc::clone(&prefix));
     let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
@@ -131,11 +131,13 @@ pub(super) async fn prepare<R: Recorder>(
 }
 
 /// What the request asks of an engine, under the name of the model that is sent.
-fn asks(route: Route, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
+fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
+    // The engine gets the path as it was sent. `/invocations` and other spellings may be missing where the route is not.
+    let path = incoming.path.split('?').next();
     Asks {
         model: Some(model),
-        route: Some(route),
-        prompt_tokens: tokens / u64::from(view.prompts),
+        route: Some(incoming.route).filter(|route| route.path() == path),
+        prompt_tokens: view.shape.longest_prompt(tokens, view.prompts),
         output_tokens: view.max_output.unwrap_or(0),
         ..Asks::default()
     }

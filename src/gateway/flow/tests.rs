@@ -24,6 +24,7 @@ mod first_token;
 mod slow_client;
 mod priority;
 mod elsewhere;
+mod not_served;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 

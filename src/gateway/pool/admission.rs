@@ -257,7 +257,9 @@ impl Admission {
     pub fn engine_replaced(&self, backend: BackendId, now: Instant) -> bool {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
+            let facts = found.facts.clone();
             found.engine_replaced(now);
+            state.facts_changed(backend, &facts, None, wakers);
             state.reconsider(backend, wakers);
             true
         })

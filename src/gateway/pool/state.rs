@@ -47,8 +47,6 @@ pub(super) struct PoolState {
     pub(super) rooms: Rooms,
     /// The engines that its requests may use differ in what they serve.
     pub(super) differ: bool,
-    /// One of them has refused a request because it does not have the route: which routes they have is to be read.
-    pub(super) routes_due: bool,
     /// What its members are likely to have in their prefix caches.
     pub(super) prefixes: PrefixTable,
 }
@@ -412,7 +410,7 @@ impl AdmissionState {
     ) -> Option<(Phase, Phase)> {
         let rules = self.rules;
         let found = self.backend_mut(backend)?;
-        let before = found.health.phase();
+        let (before, facts) = (found.health.phase(), found.facts.clone());
         if up {
             found.health.probe_ok(now);
         } else {
@@ -424,6 +422,8 @@ impl AdmissionState {
         if was_away && before != after {
             found.forget_engine(now);
         }
+        found.expire_routes(now);
+        self.facts_changed(backend, &facts, None, wakers);
         self.dispatch(backend, wakers);
         (before != after).then_some((before, after))
     }

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::config::{Endpoint, Policy};
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::{LimitUnit, ShedReason, TooLarge};
+use sluice_core::openai::{LimitUnit, Route, ShedReason, TooLarge};
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,

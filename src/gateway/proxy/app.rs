@@ -29,7 +29,7 @@ use super::clients::ClientLimits;
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
 use super::downstream::DownstreamConnection;
-use super::engine_origins::EngineOrigins;
+use super::engine_origins::{Asker, EngineOrigins};
 use super::head::{self, HeadTimes, NoHead};
 use super::headers::{self, RequestIds};
 use super::local::{self, LocalResponse, LocalRoutes};
@@ -53,7 +53,7 @@ pub struct Gateway {
     pub(super) flow: Arc<ProxyFlow>,
     local: Box<dyn LocalRoutes>,
     pub(super) clients: Arc<ClientLimits>,
-    origins: EngineOrigins,
+    origins: Arc<EngineOrigins>,
     seed: u64,
     /// Number of requests so far. Request ids are generated from it and the seed.
     served: AtomicU64,
@@ -87,7 +87,7 @@ impl From<Refusal> for Rejected {
 impl Gateway {
     /// A gateway whose generated request ids start from `seed`.
     pub fn new(flow: Arc<ProxyFlow>, local: Box<dyn LocalRoutes>, clients: Arc<ClientLimits>, seed: u64) -> Self {
-        Self { flow, local, clients, origins: EngineOrigins::default(), seed, served: AtomicU64::new(0) }
+        Self { flow, local, clients, origins: Arc::default(), seed, served: AtomicU64::new(0) }
     }
 
     /// Waits for a request and reads its head.
@@ -116,9 +116,14 @@ impl Gateway {
         let begun = Instant::now();
         let mut checked = head::check(session).map_err(Rejected::Unreadable);
         let is_served = checked.is_ok() && !is_refused(session);
-        let mut origin = self.origin(&table, &session.req_header().headers, is_served).await;
+        let mut origin = self.origin(&table, &session.req_header().headers);
+        let page = origin.asks_engines();
         if is_served {
             let request = session.req_header();
+            let is_preflight = cors::is_preflight(&request.method, &request.headers);
+            if let Some(page) = page.as_ref().filter(|_| is_preflight) {
+                self.origins.wait(&self.flow, page, Asker::Anyone).await;
+            }
             let response = match origin.preflight(&request.method, &request.headers) {
                 None => local::response(&*self.local, !self.flow.is_leaving(), request, bare, &table),
                 Some(Ok(headers)) => Some(LocalResponse::to_preflight(headers)),
@@ -128,6 +133,10 @@ impl Gateway {
                 }
             };
             if let Some(response) = response {
+                let may_ask = || !is_preflight && headers::authenticate(&request.headers, &table).is_ok();
+                if let Some(page) = page.as_ref().filter(|_| may_ask()) {
+                    self.origins.wait(&self.flow, page, Asker::Accepted).await;
+                }
                 return self.send_local(session, response, &ids.client, origin).await;
             }
         }
@@ -139,6 +148,9 @@ impl Gateway {
         };
         match accepted {
             Ok(accepted) => {
+                if let Some(page) = &page {
+                    self.origins.refresh(&self.flow, page, Asker::Accepted);
+                }
                 let incoming = incoming(session, accepted, path, ids, trace);
                 let pause = incoming.routing.timeouts().send;
                 let mut client = DownstreamConnection::new(session, origin, pause);
@@ -158,17 +170,12 @@ impl Gateway {
         }
     }
 
-    /// What the policy about other origins says of a request. `may_ask`: engines may be asked.
-    async fn origin(&self, table: &RoutingTable, headers: &HeaderMap, may_ask: bool) -> CrossOrigin {
-        let page = match (&table.config.server.cors, cors::origin(headers)) {
-            (Some(policy), _) => return CrossOrigin::of(policy, headers),
-            (None, page) => page,
-        };
-        CrossOrigin::of_engines(match page {
-            None => None,
-            Some(page) if may_ask => self.origins.of(&self.flow, page.clone()).await,
-            Some(page) => self.origins.known(page),
-        })
+    /// What the policy about other origins says of a request.
+    fn origin(&self, table: &RoutingTable, headers: &HeaderMap) -> CrossOrigin {
+        match &table.config.server.cors {
+            Some(policy) => CrossOrigin::of(policy, headers),
+            None => CrossOrigin::of_engines(&self.origins, headers),
+        }
     }
 
     /// Refuses a request, whose body may not have been read.
