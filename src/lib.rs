@@ -61,6 +61,8 @@
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
+//! | origin | whose outcome the outcome of a request is: that of its API key, or without keys of the client's network |
+//! | suspect, trial of a suspect | a body that was on an engine when it died; the next delivery of such a body |
 //! | cordon | take a backend out of rotation while its engine changes |
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read its metrics page |

@@ -15,6 +15,7 @@ use super::keys::ApiKey;
 use super::routing_table::RoutingTable;
 use super::trace::RequestTrace;
 use crate::experiment::Assigned;
+use crate::origin::Origin;
 use sluice_core::openai::Route;
 
 /// One request, received whole.
@@ -44,6 +45,8 @@ pub struct IncomingRequest {
     pub routing: Arc<RoutingTable>,
     /// The client's address, where the access log or the records have it.
     pub client: Option<IpAddr>,
+    /// Whose outcome the outcome of the request is: that of its key, or without keys of the client's network.
+    pub origin: Origin,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
     /// The shadow arm that this is a copy for; `None`: a client sent it.

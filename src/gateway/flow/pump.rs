@@ -263,6 +263,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
     }
 
     fn first_token(&mut self, now: Instant) {
+        self.record.first_token_seen();
         if self.meter.is_stream() && self.record.backend_ttft.is_none() {
             let ttft = now.saturating_duration_since(self.context.sent);
             self.record.backend_ttft = Some(ttft);
@@ -346,7 +347,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
             Outcome::UpstreamError(_) if self.is_no_fault() => {}
             Outcome::UpstreamError(UpstreamFault::InStream) => self.fault(&"an error event in the stream", now),
             Outcome::UpstreamError(_) => self.fault(&format_args!("status {}", self.status.as_u16()), now),
-            _ => self.lease.success(),
+            _ => self.lease.success(now),
         }
     }
 
@@ -414,6 +415,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
                 (RetryReason::Timeout, outcome)
             }
             Interruption::Broken(error) => {
+                self.record.is_lost = matches!(error, ExchangeError::Closed(_));
                 self.fault(error, now);
                 (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
             }
@@ -441,7 +443,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         }
         self.record.outcome = Outcome::Refused;
         self.note_refusal();
-        self.lease.success();
+        self.lease.success(now);
         self.down.abort();
         self.record_measurements();
         AttemptResult::Finished

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
+use crate::origin::Origin;
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 use sluice_core::openai::ShedReason;
 
@@ -22,6 +23,7 @@ mod abort;
 mod edges;
 mod first_token;
 mod elsewhere;
+mod deaths;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 
@@ -78,6 +80,7 @@ impl Recorder for Records {
 struct TestFlow {
     flow: Flow<Engines, Records>,
     records: Records,
+    origin: Origin,
 }
 
 const PORTS: [u16; 2] = [7001, 7002];
@@ -104,7 +107,7 @@ impl TestFlow {
         let engines = Engines::default();
         *engines.scripts.lock() = vec![(PORTS[0], first.into()), (PORTS[1], second.into())];
         let plan = RoutingTable::new(config, &layout, &[], &[None], learned);
-        Self { flow: Flow::new(admission, engines, records.clone(), plan), records }
+        Self { flow: Flow::new(admission, engines, records.clone(), plan), records, origin: Origin::default() }
     }
 
     async fn request(&self, body: &'static str) -> (TestClient, Record) {
@@ -134,6 +137,7 @@ impl TestFlow {
             trace: None,
             routing: self.flow.routing_table(),
             client: None,
+            origin: self.origin,
             key: None,
             copy_for: None,
         })
@@ -171,7 +175,7 @@ impl TestFlow {
 
 const EJECTED: Duration = Duration::from_secs(5);
 const RULES: HealthRules =
-    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED };
+    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED, max_ejected: 0.5 };
 
 fn config_of(pool: &str, extra: &str) -> Arc<Config> {
     let text = format!(

@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 
 use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, client_address, end};
 use super::body::{self, BodyError, MinRate};
-use super::clients::ClientLimits;
+use super::clients::{self, ClientLimits};
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
 use super::downstream::DownstreamConnection;
@@ -39,6 +39,7 @@ use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
+use crate::origin::Origin;
 use crate::telemetry::Telemetry;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
@@ -324,6 +325,7 @@ fn incoming(
     let AcceptedRequest { route, key, body, table: routing } = accepted;
     let headers = headers::for_engine(sent, routing.keys.is_required());
     let client = client_address(session, &routing.config);
+    let origin = request_origin(session, key.as_ref());
     let arrived = Instant::now();
     let RequestIds { client: request_id, upstream: upstream_id } = ids;
     Box::new(IncomingRequest {
@@ -339,9 +341,21 @@ fn incoming(
         trace,
         routing,
         client,
+        origin,
         key,
         copy_for: None,
     })
+}
+
+/// Whose outcome the outcome of a request is: that of its key, or without keys of the network that it came from.
+fn request_origin(session: &ServerSession, key: Option<&ApiKey>) -> Origin {
+    match key {
+        Some(key) => Origin::of_key(key.name()),
+        None => {
+            let address = session.client_addr().and_then(|address| address.as_inet());
+            address.map_or(Origin::default(), |address| Origin::of_network(clients::network(address.ip())))
+        }
+    }
 }
 
 /// Takes the headers out of a session. The request line stays, which is all that pingora still reads.

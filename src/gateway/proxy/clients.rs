@@ -270,7 +270,7 @@ impl Drop for CountedBuffer {
 }
 
 /// The address for counting: an IPv4 address, or the /64 network of an IPv6 address.
-fn network(address: IpAddr) -> IpAddr {
+pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

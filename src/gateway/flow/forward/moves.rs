@@ -4,6 +4,8 @@
 //! serve may be out of date. Such an answer is no fault, and costs no attempt. Bounds: a request
 //! moves on at most [`MOVES_MAX`] times.
 
+use tokio::time::Instant;
+
 use super::Attempts;
 use crate::flow::exchange::Upstream;
 use crate::flow::prepare;
@@ -32,7 +34,7 @@ impl<U: Upstream> Attempts<'_, U> {
         if let Some(lack) = lack {
             lease.refused_by_engine(lack);
         }
-        lease.success();
+        lease.success(Instant::now());
         let may = self.moves < MOVES_MAX && self.prepared.only.is_none();
         self.moves += u32::from(may);
         may
