@@ -52,6 +52,7 @@ mod leaving;
 mod length;
 mod limits;
 mod models;
+mod origins;
 mod paths;
 mod records;
 mod reload;
