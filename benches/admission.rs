@@ -61,6 +61,7 @@ impl Bench {
             request_failures: 3,
             eject_base: Duration::from_secs(1),
             eject_max: Duration::from_secs(30),
+            max_ejected: 0.5,
         };
         let admission = Admission::new(now, rules, 1);
         let slots = if room == Room::Everywhere { 4 * BESIDE } else { BESIDE };

@@ -63,6 +63,8 @@
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
 //! | mark | a value in the environment of an engine's processes with a secret of the state folder, by which they are known |
 //! | priority | which request is served earlier, here and by engines that schedule by it; lower is earlier |
+//! | origin | whose outcome the outcome of a request is: that of its API key, or without keys of the client's network |
+//! | suspect, trial of a suspect | a body that was on an engine when it died; the next delivery of such a body |
 //! | cordon | take a backend out of rotation while its engine changes |
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read its metrics page |

@@ -54,6 +54,7 @@ mod leaving;
 mod length;
 mod limits;
 mod models;
+mod origins;
 mod paths;
 mod priority;
 mod records;

@@ -16,6 +16,7 @@ const RULES: HealthRules = HealthRules {
     request_failures: 3,
     eject_base: Duration::from_secs(1),
     eject_max: Duration::from_secs(30),
+    max_ejected: 0.5,
 };
 
 fn spec(ports: &[u16]) -> PoolSpec {
@@ -78,6 +79,7 @@ fn rules() -> Health {
         failures: 3,
         ejection_base: second,
         ejection_max: second,
+        max_ejected: 0.5,
         stall: 30 * second,
     }
 }

@@ -187,12 +187,17 @@ table! {
         pub probe_timeout: Duration = duration("2s");
         /// Failures in a row (probes or requests) until a backend is ejected; so does a failure of half of its last 32 requests.
         /// The only ready backend of a pool is ejected if it refuses connections or hangs, but not for failed responses or
-        /// timeouts, which would turn some failures into an outage; it is shown as failing instead.
+        /// timeouts, which would turn some failures into an outage; it is shown as failing instead. Nor is a backend ejected for
+        /// failed responses or timeouts of one client (key, or without keys network) while it serves others.
         pub failures: u32 = default("3").within("1", "1000");
         /// Time out of rotation after the first ejection; doubles with each ejection in a row.
         pub ejection_base: Duration = duration("5s");
         /// Longest time out of rotation.
         pub ejection_max: Duration = duration("60s");
+        /// Largest share of a pool that may be out of rotation for failed responses or timeouts, rounded down; above 0 at least one
+        /// backend, and never all. Backends that are down, dead or hung count, but leave the rotation however many are out.
+        /// 0 ejects only backends that refuse connections, hang, or refuse the gateway's credentials.
+        pub max_ejected: f64 = default("0.5").within("0", "1");
         /// A backend with running requests from which no token arrives for this long is treated as stuck, whatever its probe
         /// says, if its counters stand still as well. Heads, pings and empty events of streams are no tokens.
         pub stall: Duration = duration("30s");

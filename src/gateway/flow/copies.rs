@@ -81,7 +81,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         trace: None,
         routing: Arc::clone(&incoming.routing),
         client: incoming.client,
-        network: incoming.network,
+        origin: incoming.origin,
         key: incoming.key.clone(),
         copy_for: Some(arm),
     }

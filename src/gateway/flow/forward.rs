@@ -21,6 +21,8 @@
 
 mod address;
 mod copy;
+mod deaths;
+mod fall_back;
 mod moves;
 
 use std::pin::pin;
@@ -34,10 +36,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
 use super::attempt::{AttemptResult, FailedAttempt, HeldResponse, ResponseStart, WaitError, guarded};
-use super::classify;
 use super::copies::{CopyQueue, PendingCopies};
 use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
-use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
+use super::exchange::{
+    ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
+};
 use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
@@ -48,10 +51,11 @@ use super::respond;
 use super::response_memory::{MemoryOwner, ResponseMemory};
 use super::router::Router;
 use super::stream_work::SilenceLimits;
+use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::base::BackendId;
-use sluice_core::openai::{Refusal, ShedReason};
+use sluice_core::openai::Refusal;
 
 /// The parts of the gateway that attempts need.
 pub(super) struct Backends<'a, U> {
@@ -64,6 +68,8 @@ pub(super) struct Backends<'a, U> {
     pub(super) copies: &'a CopyQueue,
     /// Where responses wait for slow clients.
     pub(super) memory: &'a Arc<ResponseMemory>,
+    /// The bodies that may kill engines.
+    pub(super) suspects: &'a Arc<Suspects>,
 }
 
 /// All attempts of one request.
@@ -72,6 +78,10 @@ pub(super) struct Attempts<'a, U> {
     incoming: &'a IncomingRequest,
     prepared: PreparedRequest,
     placed: PlacedRequest,
+    /// What its body is recognised by.
+    body: BodyHash,
+    /// Engines that died with it.
+    deaths: u32,
     /// What is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
     /// Attempts so far.
@@ -97,6 +107,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         assigned: Option<&Assigned>,
     ) -> Self {
         let copies = backends.copies.copies_of(incoming, assigned);
+        let body = backends.suspects.hash(&incoming.body);
         incoming.body = Bytes::new();
         let request = UpstreamRequest {
             method: incoming.method.clone(),
@@ -111,6 +122,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             incoming,
             prepared,
             placed,
+            body,
+            deaths: 0,
             request,
             made: 0,
             moves: 0,
@@ -127,6 +140,10 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
+        self.check_body(record)?;
+        if self.wait_for_turn(down, record).await == Err(ClientGone) {
+            return Ok(());
+        }
         let mut lease = match self.admit_to_any(down, record).await {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
@@ -139,7 +156,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         };
         self.backends.copies.send(&mut self.copies);
         loop {
-            let failed = match self.attempt(&mut lease, down, record).await {
+            let result = self.attempt(&mut lease, down, record).await;
+            self.note_end(&result, &lease, record).await;
+            let failed = match result {
                 AttemptResult::Finished => return Ok(()),
                 AttemptResult::Failed(failed) => failed,
             };
@@ -164,8 +183,11 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             // Falling back is one more attempt: a request fails for its arm only if it fails without it.
             let in_arm = self.prepared.arm.is_some();
             let is_over = (unknown_model && in_arm) || !goes_on;
-            if is_over && !self.fall_back(record) {
+            if self.is_suspended() || (is_over && !self.fall_back(record)) {
                 return Box::pin(self.give_up(*failed, released, down, record)).await;
+            }
+            if self.wait_for_turn(down, record).await == Err(ClientGone) {
+                return Ok(());
             }
             lease = match self.admit_to_any(down, record).await {
                 Ok(lease) => lease,
@@ -183,49 +205,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
 
     fn may_try_again(&self) -> bool {
         self.made - self.moves < self.placed.table.config.retry.attempts
-    }
-
-    /// Waits for a lease; where the arm of the request cannot serve it, on any backend.
-    async fn admit_to_any<D: Downstream, R: Recorder>(
-        &mut self,
-        down: &mut D,
-        record: &mut RecordGuard<'_, R>,
-    ) -> Result<Lease, AdmitError> {
-        match self.admit(down, record).await {
-            Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home }) => {
-                Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home })
-            }
-            Err(AdmitError::Shed { .. } | AdmitError::Refused(_) | AdmitError::Unserved) if self.fall_back(record) => {
-                self.admit(down, record).await
-            }
-            other => other,
-        }
-    }
-
-    /// From now on the request is served as if there were no experiment. False if it is already.
-    fn fall_back<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> bool {
-        let table = self.backends.router.current();
-        let tokens = self.prepared.need.prompt_tokens;
-        let model = record.model.as_deref().and_then(|name| table.model(name));
-        let Some(placement) = model.and_then(|model| classify::place(&table, model.route, tokens)) else {
-            return false;
-        };
-        let adapter = model.and_then(|model| model.route.adapter);
-        if self.prepared.arm.take().is_none() {
-            return false;
-        }
-        self.prepared.adapter = adapter;
-        self.prepared.asks.model = Some(self.prepared.own_model);
-        self.placed = PlacedRequest { table, placement };
-        if let Some(body) = self.request.body_without_arm.take() {
-            self.request.body = body;
-        }
-        record.set_home(self.placed.home());
-        record.arm = None;
-        if let Some(assigned) = &mut record.assigned {
-            assigned.fell_back = true;
-        }
-        true
     }
 
     /// Waits for a lease on a backend that has not failed this request.
@@ -257,8 +236,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record.queue_wait += begun.elapsed();
         // A reload may have moved it.
         record.set_home(self.placed.home());
-        let lease = admitted?;
-        note_lease(&lease, record);
+        let mut lease = admitted?;
+        note_lease(&mut lease, record);
         Ok(lease)
     }
 
@@ -272,17 +251,25 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let timeout = self.placed.table.first_byte(self.prepared.stream, self.prepared.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
         let mut connection = Connection::Any;
+        record.is_lost = false;
         let mut response = loop {
             self.made += 1;
             self.address_to(lease);
             record.begin_attempt(self.made, &mut self.request.headers);
             match self.send(connection, deadline, lease, down, record).await {
-                Ok(response) => break response,
+                Ok(response) => {
+                    record.is_lost = false;
+                    break response;
+                }
                 Err(WaitError::Stale) if connection == Connection::Any && self.may_try_again() => {
+                    record.is_lost = true;
                     record.retries.push(RetryReason::StaleConnection);
                     connection = Connection::New;
                 }
-                Err(error) => return error.into_result(lease, &record.request_id),
+                Err(error) => {
+                    record.is_lost |= matches!(error, WaitError::Broken(ExchangeError::Closed(_)));
+                    return error.into_result(lease, &record.request_id);
+                }
             }
         };
         let is_read = match self.read_refusal(&mut response, down, lease).await {
@@ -431,7 +418,11 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     }
 }
 
-fn note_lease<R: Recorder>(lease: &Lease, record: &mut RecordGuard<'_, R>) {
+fn note_lease<R: Recorder>(lease: &mut Lease, record: &mut RecordGuard<'_, R>) {
+    lease.set_origin(record.origin);
+    if let Some(trial) = &record.trial {
+        trial.delivered(lease.backend(), Instant::now());
+    }
     record.pool = Some(Arc::clone(lease.pool_name()));
     record.backend = Some(Arc::clone(lease.name()));
     record.expected_cached = lease.expected_cached();

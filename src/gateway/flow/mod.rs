@@ -13,6 +13,7 @@
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
 //! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
+//! | | `suspects.rs` | may its body be delivered, after engines died with it? |
 //! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
@@ -31,6 +32,7 @@ pub mod specs;
 pub mod classify;
 pub mod trace;
 pub mod incoming;
+mod suspects;
 pub mod record;
 
 mod router;
@@ -71,6 +73,7 @@ use response_owners::ResponseOwners;
 use router::Router;
 use sluice_core::openai::{Refusal, Route};
 use stored::IdCapture;
+use suspects::Suspects;
 
 pub use exchange::{
     ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
@@ -92,6 +95,7 @@ pub struct Flow<U, R> {
     owners: ResponseOwners,
     copies: CopyQueue,
     memory: Arc<ResponseMemory>,
+    suspects: Arc<Suspects>,
     leaving: AtomicBool,
     closing: AtomicBool,
     handed_over: AtomicBool,
@@ -110,6 +114,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             owners: ResponseOwners::default(),
             copies: CopyQueue::default(),
             memory: Arc::default(),
+            suspects: Arc::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             handed_over: AtomicBool::new(false),
@@ -206,6 +211,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         record.upstream_id = Arc::clone(&incoming.upstream_id);
         record.trace = incoming.trace.take();
         record.client = incoming.client;
+        record.origin = incoming.origin;
         let served = match incoming.route {
             _ if self.is_closing() => Err(respond::shut_down(&mut record)),
             Route::StoredResponse | Route::CancelResponse => {
@@ -274,7 +280,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     fn backends(&self) -> Backends<'_, U> {
-        let Self { admission, router, upstream, abort, copies, memory, .. } = self;
-        Backends { admission, router, upstream, abort, copies, memory }
+        let Self { admission, router, upstream, abort, copies, memory, suspects, .. } = self;
+        Backends { admission, router, upstream, abort, copies, memory, suspects }
     }
 }

@@ -69,7 +69,7 @@ pub(super) async fn prepare<R: Recorder>(
     let prompt = Prompt {
         shape: view.shape,
         media_part_tokens: model.route.media_part_tokens,
-        client: key.map_or(ClientId::default(), |key| ClientId::of_key(key.name())),
+        client: key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name())),
     };
     let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
     record.estimate = Some(estimate);
@@ -78,7 +78,8 @@ pub(super) async fn prepare<R: Recorder>(
     let placement = place(table, model.route, estimate.tokens, continued.as_ref())
         .ok_or_else(|| unknown_model(table, key, name))?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
-    let need = need(model.route, &view, estimate, sequences(&view), limits.into_iter().flatten().min());
+    let need =
+        need(model.route, &view, (prompt.client, estimate), sequences(&view), limits.into_iter().flatten().min());
     record.sequences = need.slots;
     if let Some(in_flight) = record.in_flight() {
         in_flight.take(&need, incoming.arrived).map_err(|error| key_refusal(key, error))?;
@@ -279,14 +280,14 @@ const DEVIATIONS: f64 = 2.0;
 fn need(
     model: &ModelRoute,
     view: &RequestView<'_>,
-    estimate: PromptEstimate,
+    (client, estimate): (ClientId, PromptEstimate),
     sequences: u32,
     limit: Option<u64>,
 ) -> Need {
     let (bounds, limit) = (OutputBounds::of(view), limit.unwrap_or(u64::MAX));
     let of_all = |tokens: u64| tokens.saturating_mul(sequences.into()).min(MAX_TOKENS.0);
     let demanded = of_all(bounds.min.min(bounds.max.unwrap_or(u64::MAX)));
-    let expected = of_all(model.estimator.expect_output(bounds));
+    let expected = of_all(model.estimator.expect_output(client, bounds));
     let estimated = estimate.tokens.min(MAX_TOKENS.0);
     let certain = (estimated as f64 / (1.0 + DEVIATIONS * estimate.spread.max(0.0))) as u64;
     let prompt_tokens = estimated.min(limit.saturating_sub(demanded)).max(certain);

@@ -315,6 +315,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     }
 
     fn first_token(&mut self, now: Instant) {
+        self.record.first_token_seen();
         if self.meter.is_stream() && self.record.backend_ttft.is_none() {
             let ttft = now.saturating_duration_since(self.context.sent);
             self.record.backend_ttft = Some(ttft);

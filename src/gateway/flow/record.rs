@@ -16,9 +16,11 @@ use smallvec::SmallVec;
 
 use super::keys::InFlight;
 use super::routing_table::PoolRoute;
+use super::suspects::Trial;
 use super::trace::{RequestTrace, StepKind};
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
+use crate::origin::Origin;
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{PromptPrefix, Route, ShedReason};
 
@@ -193,6 +195,8 @@ pub struct Record {
     pub refused: Option<&'static str>,
     /// The client's address, where the access log or the records have it.
     pub client: Option<IpAddr>,
+    /// Whose outcome its outcome is.
+    pub origin: Origin,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
     /// Time to read and estimate.
@@ -290,7 +294,12 @@ impl Record {
             Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
             Outcome::ClientGone | Outcome::Refused => Ending::Other,
         };
+        // The queue of a pool that all arms share says nothing about one of them: a client alone can fill it.
+        let is_shed = matches!(self.outcome, Outcome::Shed(_));
+        let lacked_room = is_shed || (assigned.fell_back && assigned.lacked_room);
         Observation {
+            origin: self.origin,
+            blamed: !(lacked_room && assigned.shares_pools()),
             class: ledger::length_class(self.estimate.map_or(0, |estimate| estimate.tokens)),
             cell: assigned.cell(),
             values: [
@@ -352,6 +361,10 @@ pub struct RecordGuard<'a, R: Recorder> {
     arrived: tokio::time::Instant,
     /// Counts against the limits of the client's key.
     in_flight: Option<InFlight>,
+    /// Its body may kill engines: a delivery of a suspect.
+    pub(super) trial: Option<Trial>,
+    /// The connection of the last attempt closed before its response was complete.
+    pub(super) is_lost: bool,
 }
 
 impl<'a, R: Recorder> RecordGuard<'a, R> {
@@ -378,6 +391,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             outcome: Outcome::ClientGone,
             refused: None,
             client: None,
+            origin: Origin::default(),
             retries: SmallVec::new(),
             estimate_time: Duration::ZERO,
             queue_wait: Duration::ZERO,
@@ -393,7 +407,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             has_objectives: false,
             slo_met: None,
         };
-        Self { recorder, record, arrived, in_flight: None }
+        Self { recorder, record, arrived, in_flight: None, trial: None, is_lost: false }
     }
 
     /// Notes the home pool, whose objectives are those of the request.
@@ -429,6 +443,13 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
     pub(super) fn sent(&mut self) {
         if let Some(trace) = &mut self.record.trace {
             trace.sent(self.arrived.elapsed());
+        }
+    }
+
+    /// Notes that its engine has survived the prompt.
+    pub(super) fn first_token_seen(&self) {
+        if let Some(trial) = &self.trial {
+            trial.survived();
         }
     }
 

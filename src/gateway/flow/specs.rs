@@ -22,6 +22,7 @@ pub fn health_rules(health: &config::Health) -> HealthRules {
         request_failures: health.failures,
         eject_base: health.ejection_base,
         eject_max: health.ejection_max,
+        max_ejected: health.max_ejected,
     }
 }
 

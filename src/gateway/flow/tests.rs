@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
+use crate::origin::Origin;
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 use sluice_core::openai::ShedReason;
 
@@ -25,6 +26,7 @@ mod slow_client;
 mod priority;
 mod elsewhere;
 mod not_served;
+mod deaths;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 
@@ -81,6 +83,7 @@ impl Recorder for Records {
 struct TestFlow {
     flow: Flow<Engines, Records>,
     records: Records,
+    origin: Origin,
 }
 
 const PORTS: [u16; 2] = [7001, 7002];
@@ -110,7 +113,7 @@ impl TestFlow {
         let plan = RoutingTable::new(config, &layout, &[], &[None], learned);
         let flow = Flow::new(admission, engines, records.clone(), plan);
         flow.response_memory().configure(memory);
-        Self { flow, records }
+        Self { flow, records, origin: Origin::default() }
     }
 
     async fn request(&self, body: &'static str) -> (TestClient, Record) {
@@ -141,7 +144,7 @@ impl TestFlow {
             trace: None,
             routing: self.flow.routing_table(),
             client: None,
-            network: None,
+            origin: self.origin,
             key: None,
             copy_for: None,
         })
@@ -179,7 +182,7 @@ impl TestFlow {
 
 const EJECTED: Duration = Duration::from_secs(5);
 const RULES: HealthRules =
-    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED };
+    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED, max_ejected: 0.5 };
 
 fn config_of(pool: &str, extra: &str) -> Arc<Config> {
     let text = format!(

@@ -38,6 +38,7 @@ use super::spec::{Address, PoolLayout, PoolSpec};
 use super::state::AdmissionState;
 use super::trial::TrialBound;
 use super::view::{PoolView, WaitingRequest};
+use crate::origin::Origin;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{ShedReason, TooLarge};
 
@@ -139,7 +140,7 @@ impl Admission {
     /// The engine refuses the gateway's credentials: the backend is ejected, unless it is the only one that is ready. Returns
     /// whether the engine did not refuse them before.
     pub fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
-        self.shared.refused_gateway(backend, refused, now)
+        self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
 
     /// The engine accepted the credentials of a probe.
@@ -329,6 +330,6 @@ impl Admission {
 
     #[cfg(test)]
     pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
-        self.shared.failure(backend, fault, now);
+        self.shared.failure(backend, fault, Origin::default(), now);
     }
 }

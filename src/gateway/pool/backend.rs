@@ -433,7 +433,12 @@ impl BackendState {
 
     /// Whether new work may go here at all, room or not.
     pub(super) fn in_rotation(&self) -> bool {
-        !self.draining && !self.removed && self.cordon() == Cordon::Open && self.health.allowance() != Some(0)
+        self.is_in_service() && self.health.allowance() != Some(0)
+    }
+
+    /// Whether it would get work if it were healthy.
+    pub(super) fn is_in_service(&self) -> bool {
+        !self.draining && !self.removed && self.cordon() == Cordon::Open
     }
 
     /// Whether it gets work now or is expected to soon.

@@ -7,6 +7,7 @@ mod divided;
 mod foreign;
 mod held;
 mod large;
+mod origins;
 mod overtaking;
 mod prefixes;
 mod serving;
@@ -32,6 +33,7 @@ const RULES: HealthRules = HealthRules {
     request_failures: 3,
     eject_base: Duration::from_secs(1),
     eject_max: Duration::from_secs(30),
+    max_ejected: 0.5,
 };
 
 fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -> PoolSpec {

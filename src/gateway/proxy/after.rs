@@ -9,7 +9,6 @@ use std::time::Duration;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
-use super::clients;
 use super::http2;
 use super::socket::ClientHandle;
 use crate::config::Config;
@@ -61,11 +60,6 @@ pub(super) fn client_address(session: &ServerSession, config: &Config) -> Option
     let wanted = config.access_log.as_ref().is_some_and(|log| log.client_address)
         || config.records.as_ref().is_some_and(|records| records.client_address);
     if wanted { address(session) } else { None }
-}
-
-/// The network that a client has connected from, for shares.
-pub(super) fn network(session: &ServerSession) -> Option<IpAddr> {
-    address(session).map(clients::network)
 }
 
 fn address(session: &ServerSession) -> Option<IpAddr> {

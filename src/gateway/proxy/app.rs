@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 
 use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, client_address, end};
 use super::body::{self, BodyError, MinRate};
-use super::clients::ClientLimits;
+use super::clients::{self, ClientLimits};
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
 use super::downstream::DownstreamConnection;
@@ -40,6 +40,7 @@ use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
+use crate::origin::Origin;
 use crate::telemetry::Telemetry;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
@@ -339,6 +340,7 @@ fn incoming(
     let priority = headers::priority(&sent);
     let headers = headers::for_engine(sent, routing.keys.is_required());
     let client = client_address(session, &routing.config);
+    let origin = request_origin(session, key.as_ref());
     let arrived = Instant::now();
     let RequestIds { client: request_id, upstream: upstream_id } = ids;
     Box::new(IncomingRequest {
@@ -355,10 +357,21 @@ fn incoming(
         trace,
         routing,
         client,
-        network: after::network(session),
+        origin,
         key,
         copy_for: None,
     })
+}
+
+/// Whose outcome the outcome of a request is: that of its key, or without keys of the network that it came from.
+fn request_origin(session: &ServerSession, key: Option<&ApiKey>) -> Origin {
+    match key {
+        Some(key) => Origin::of_key(key.name()),
+        None => {
+            let address = session.client_addr().and_then(|address| address.as_inet());
+            address.map_or(Origin::default(), |address| Origin::of_network(clients::network(address.ip())))
+        }
+    }
 }
 
 /// Takes the headers out of a session. The request line stays, which is all that pingora still reads.

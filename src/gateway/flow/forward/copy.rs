@@ -44,7 +44,7 @@ impl<U: Upstream> Attempts<'_, U> {
             record.outcome = Outcome::Shed(ShedReason::NoBackend);
             return CopyOutcome::NoRoom;
         };
-        note_lease(&lease, record);
+        note_lease(&mut lease, record);
         if let AttemptResult::Failed(failed) = self.attempt(&mut lease, down, record).await {
             record.outcome = failed.outcome;
         }

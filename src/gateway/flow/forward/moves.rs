@@ -70,7 +70,7 @@ impl<U: Upstream> Attempts<'_, U> {
         if let Some(lack) = lack {
             lease.refused_by_engine(lack, Instant::now());
         }
-        lease.success();
+        lease.success(Instant::now());
         let most = if refused == Refused::Model && self.is_listed_nowhere() { UNLISTED_MOVES_MAX } else { MOVES_MAX };
         let may = self.moves < most;
         self.moves += u32::from(may);

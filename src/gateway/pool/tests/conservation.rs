@@ -177,7 +177,7 @@ proptest! {
                 Move::Finish(index) if !leases.is_empty() => {
                     let index = index % leases.len();
                     let lease = leases.swap_remove(index);
-                    lease.success();
+                    lease.success(fixture.now);
                 }
                 Move::Resize { slots, permits, tokens } => {
                     specs = four_backends(slots, permits, tokens, order);
