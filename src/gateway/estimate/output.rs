@@ -50,6 +50,11 @@ impl OutputEstimator {
         seen.max(bounds.min).min(most)
     }
 
+    /// Completions seen.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
     /// Records that one sequence had `tokens` tokens.
     pub fn learn(&mut self, tokens: u64) {
         self.samples += 1;

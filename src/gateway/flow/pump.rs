@@ -135,6 +135,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         } else {
             ResponseMeter::body(context.arrived)
         };
+        let meter = meter.within(context.feedback.bounds.at_engine(lease.max_model_len()));
         // The head of a stream says nothing of the engine: vLLM's API server sends it before the engine has begun.
         if !meter.is_stream() {
             lease.record_progress(Instant::now());
@@ -249,6 +250,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if progress {
             self.lease.record_progress(now);
             self.lease.record_tokens(seen.1.saturating_sub(self.seen.1));
+            self.record.note_tokens(seen.1);
             self.seen = seen;
         }
         if let Some(tokens) = self.meter.prompt_tokens().filter(|tokens| *tokens > self.context.prompt_tokens) {

@@ -22,6 +22,7 @@ mod abort;
 mod edges;
 mod first_token;
 mod elsewhere;
+mod key_limits;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 

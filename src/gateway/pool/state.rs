@@ -288,6 +288,7 @@ impl AdmissionState {
             progress: Arc::clone(&found.progress),
             abort: found.abort.clone(),
             prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
+            max_model_len: found.facts.max_model_len,
             ahead,
             prefix: Arc::clone(&request.prefix),
         }
