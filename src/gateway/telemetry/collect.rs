@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
 use super::cluster::{Cluster, ClusterMetrics};
+use super::keys::Keys;
 use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
 use super::exposition::{PoolViews, shown};
@@ -47,6 +48,7 @@ use super::tuner::{Tuner, TunerView};
 use super::wanted::{PoolEngines, Wanted};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
+use crate::flow::keys::KeyTokens;
 use crate::flow::{Outcome, Record, Recorder};
 use sluice_core::meter::StreamStats;
 
@@ -165,6 +167,11 @@ impl Telemetry {
     /// Shows this gateway's part in the ledger of several gateways, which `view` reads, on the metrics page. Called at most once.
     pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
         series::register(&self.registry, Cluster::new(view));
+    }
+
+    /// Shows what API keys have used of their limits on tokens, which `view` reads, on the metrics page. Called once.
+    pub fn show_keys(&self, view: impl Fn() -> Vec<KeyTokens> + Send + Sync + 'static) {
+        series::register(&self.registry, Keys::new(view));
     }
 
     /// Shows how many engines pools should have, which `view` reads, on the metrics page. Called once.
