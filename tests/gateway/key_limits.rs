@@ -114,10 +114,8 @@ async fn a_stream_is_charged_while_it_runs_and_when_its_client_leaves() {
     gateway.request(chat(STREAMED, "evil")).await.is(429, "rate_limit_exceeded");
     drop(client);
     gateway.settled().await;
-    eventually("1,000 tokens came, and they are paid off", async || {
-        (500.0..1_100.0).contains(&minute(&gateway).await)
-    })
-    .await;
+    eventually("1,000 tokens came, and they are paid off", async || (500.0..1_100.0).contains(&minute(&gateway).await))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -91,7 +91,10 @@ mod tests {
         for honest in [usage(5, 9, 0), usage(1_000, 100, 1_000), usage(2, 1, 1)] {
             assert_eq!(BOUNDS.at_end(honest, seen), honest);
         }
-        assert_eq!(BOUNDS.at_end(usage(1 << 40, 9, 8), seen), TokenUsage { completion: Some(9), ..TokenUsage::default() });
+        assert_eq!(
+            BOUNDS.at_end(usage(1 << 40, 9, 8), seen),
+            TokenUsage { completion: Some(9), ..TokenUsage::default() }
+        );
         assert_eq!(BOUNDS.at_end(usage(5, 1 << 40, 0), seen).completion, None);
         assert_eq!(BOUNDS.at_end(usage(1, 9, 0), seen).prompt, None);
         assert_eq!(BOUNDS.at_end(usage(5, 0, 0), seen).completion, None, "nine events are more than no token");

@@ -121,9 +121,8 @@ impl KeyUsage {
                 counters.used_tokens(&limits, now).1,
             ];
             let (wanted, largest) = counters.share.take((elapsed, now), used);
-            let with_limit = |amounts: KeyAmounts| -> KeyAmounts {
-                std::array::from_fn(|at| limits[at].map_or(0, |_| amounts[at]))
-            };
+            let with_limit =
+                |amounts: KeyAmounts| -> KeyAmounts { std::array::from_fn(|at| limits[at].map_or(0, |_| amounts[at])) };
             let (wanted, largest) = (with_limit(wanted), with_limit(largest));
             let used = with_limit([used[0], used[1], used[2], 0, 0, used[3]]);
             uses.push(KeyUse { name: name.to_string(), wanted, largest, used });

@@ -31,9 +31,7 @@ pub(super) fn used(record: &Record) -> UsedTokens {
             UsedTokens::Counted { prompt, output: stats.generated(), whole }
         }
         _ if whole || left_body => UsedTokens::AsCharged,
-        _ if record.outcome == Outcome::ClientGone => {
-            UsedTokens::Counted { prompt: prompt(), output: 0, whole: false }
-        }
+        _ if record.outcome == Outcome::ClientGone => UsedTokens::Counted { prompt: prompt(), output: 0, whole: false },
         _ => UsedTokens::NOTHING,
     }
 }

@@ -29,7 +29,6 @@ use tokio::time::Instant;
 use super::access_log::{AccessLogError, AccessLogWriter};
 use super::clients::{ClientView, Clients};
 use super::cluster::{Cluster, ClusterMetrics};
-use super::keys::Keys;
 use super::engines::{EngineMetrics, Engines};
 use super::experiments::Experiments;
 use super::exposition::{PoolViews, shown};
@@ -38,6 +37,7 @@ use super::finished::{LastRequests, RequestView};
 use super::gauges::{Dropped, Scrape};
 use super::history::Resolution;
 use super::history_report::{self, HistoryReport};
+use super::keys::Keys;
 use super::openmetrics;
 #[cfg(feature = "otel")]
 use super::otlp::Exporter;

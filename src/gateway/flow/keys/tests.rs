@@ -1,8 +1,8 @@
 use super::*;
-use crate::pool::Need;
-use sluice_core::openai::{LimitUnit, TooLarge};
 use crate::config::{self, KeyDigest, ModelScope};
+use crate::pool::Need;
 use sluice_core::base::Tokens;
+use sluice_core::openai::{LimitUnit, TooLarge};
 
 fn auth(limit: config::KeyLimit) -> Auth {
     let key = Key {

@@ -80,7 +80,10 @@ async fn usage_beyond_all_bounds_is_in_no_record_and_no_limit() {
         vec![
             (10, WORD),
             (0, LAST),
-            (0, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":900000000000,\"completion_tokens\":900000000000}}\n\n"),
+            (
+                0,
+                "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":900000000000,\"completion_tokens\":900000000000}}\n\n",
+            ),
             (0, DONE),
         ],
         true,

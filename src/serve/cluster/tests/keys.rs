@@ -3,8 +3,8 @@
 use sha2::{Digest, Sha256};
 
 use super::{Gateway, LEASE, Memory, pass};
-use crate::config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
 use crate::base::Tokens;
+use crate::config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
 use crate::flow::keys::{ApiKey, InFlight, Keyring, UsedTokens};
 use crate::pool::Need;
 use tokio::time::Instant;
