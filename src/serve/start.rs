@@ -270,6 +270,8 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
     app.telemetry.show_tuner(view, app.tuning.observe());
+    let keys = Arc::clone(&app.learned.key_usage);
+    app.telemetry.show_keys(move || keys.tokens(Instant::now()));
     let shown = Arc::downgrade(app);
     app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
     let shown = Arc::downgrade(app);

@@ -12,7 +12,7 @@
 //! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (whose
 //! `fleet.state` is), `credentials`, `browsers` (pages of other origins), `requests` (what reaches
 //! an engine, and what does not), `stored` (stored responses),
-//! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `models` (engines of one pool that serve different ones), `counting` (what the metrics count), `failing` (what the log says of
+//! `key_limits` (tokens of keys are settled), `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `models` (engines of one pool that serve different ones), `counting` (what the metrics count), `failing` (what the log says of
 //! engines that fail), `failover`, `checks` (what check, serve and a reload refuse), `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
@@ -50,6 +50,7 @@ mod health;
 mod hostile;
 mod http2;
 mod input;
+mod key_limits;
 mod leaving;
 mod length;
 mod limits;

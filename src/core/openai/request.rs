@@ -42,6 +42,8 @@ pub struct RequestView<'a> {
     pub max_output: Option<u64>,
     /// Tokens that must be generated before a stop is honoured.
     pub min_tokens: u64,
+    /// Whether the response repeats the prompt in front of the output (`echo`).
+    pub echo: bool,
     /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
     pub ignore_eos: bool,
     /// Sequences per prompt (`n`, on routes that generate); 1..=[`MAX_SEQUENCES`].
@@ -86,6 +88,7 @@ impl<'a> RequestView<'a> {
             stream: false,
             max_output: None,
             min_tokens: 0,
+            echo: false,
             ignore_eos: false,
             n: 1,
             prompts: 1,
@@ -230,6 +233,9 @@ fn field<'a>(
         b"max_output_tokens" => limits.max_output_tokens = amount(scanner, "max_output_tokens")?,
         b"min_tokens" => view.min_tokens = amount(scanner, "min_tokens")?.unwrap_or(0),
         b"ignore_eos" => view.ignore_eos = boolean(scanner, "ignore_eos")?.unwrap_or(false),
+        b"echo" if matches!(view.route, Route::Completions | Route::ChatCompletions) => {
+            view.echo = boolean(scanner, "echo")?.unwrap_or(false);
+        }
         b"n" if view.route.generates() => limits.n = sequences(scanner, "n")?,
         b"priority" => {
             let clamp = |n: i128| n.clamp(i64::MIN.into(), i64::MAX.into()) as i64;

@@ -93,7 +93,12 @@ table! {
         pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
         /// Prompt and expected output tokens at once, waiting requests included. A request above it by itself: 400.
         pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");
-        /// Prompt and expected output tokens per minute.
+        /// Prompt and output tokens per minute. A request is charged with what is expected of it, and with what it has used
+        /// when it ends: the difference is given back, or owed, for an hour of the rate at most. While a key owes, its
+        /// requests get 429. Without max_tokens, at least a part of the limit is charged until the request ends.
         pub tokens_per_minute: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("2M");
+        /// Prompt and output tokens within the last 24 hours, charged in the same way. What was used returns a day later, to
+        /// a quarter of an hour. Reloads keep the count; a restart or an upgrade begins a new one.
+        pub tokens_per_day: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("500M");
     }
 }

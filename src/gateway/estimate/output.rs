@@ -58,6 +58,11 @@ impl OutputEstimator {
         self.samples >= OWN_AFTER
     }
 
+    /// Completions seen.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
     /// Records that one sequence had `tokens` tokens.
     pub fn learn(&mut self, tokens: u64) {
         self.samples += 1;

@@ -25,8 +25,11 @@
 //! the record.
 
 pub mod exchange;
-pub mod keys;
 pub mod key_share;
+mod key_rate;
+mod key_counters;
+mod in_flight;
+pub mod keys;
 pub mod routing_table;
 pub mod specs;
 pub mod classify;
@@ -34,8 +37,10 @@ pub mod trace;
 pub mod incoming;
 mod suspects;
 pub mod record;
+mod used_tokens;
 
 mod router;
+mod request_bounds;
 mod feedback;
 mod respond;
 mod response_owners;
@@ -220,7 +225,9 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             Route::Responses => {
                 let key = incoming.key.as_ref().map(|key| Arc::clone(key.name()));
                 let mut client = IdCapture::new(down, &self.owners, key);
-                Box::pin(self.serve(&mut incoming, &mut client, &mut record)).await
+                let served = Box::pin(self.serve(&mut incoming, &mut client, &mut record)).await;
+                client.note_tokens(used_tokens::of_conversation(&record));
+                served
             }
             _ => self.serve(&mut incoming, down, &mut record).await,
         };

@@ -15,6 +15,7 @@ use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
 use super::priority::RequestPriority;
 use super::record::{RecordGuard, Recorder, client_text};
+use super::request_bounds::RequestBounds;
 use super::respond::whole_seconds;
 use super::response_owners::{self, ResponseOwner, ResponseOwners};
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
@@ -72,9 +73,11 @@ pub(super) async fn prepare<R: Recorder>(
         client: key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name())),
     };
     let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
-    record.estimate = Some(estimate);
     owners.check_new(view.response_id.as_deref(), key)?;
     let continued = response_owners::continued(owners, admission, view.previous_response.as_deref(), key)?;
+    // The engine puts the whole conversation into the prompt.
+    let estimate = estimate.behind(continued.as_ref().map_or(0, |owner| owner.tokens));
+    record.estimate = Some(estimate);
     let placement = place(table, model.route, estimate.tokens, continued.as_ref())
         .ok_or_else(|| unknown_model(table, key, name))?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
@@ -82,7 +85,7 @@ pub(super) async fn prepare<R: Recorder>(
         need(model.route, &view, (prompt.client, estimate), sequences(&view), limits.into_iter().flatten().min());
     record.sequences = need.slots;
     if let Some(in_flight) = record.in_flight() {
-        in_flight.take(&need, incoming.arrived).map_err(|error| key_refusal(key, error))?;
+        in_flight.take(&need, permitted_output(&view), incoming.arrived).map_err(|error| key_refusal(key, error))?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     // A request that continues a stored response takes part in no experiment: only the backend with that response can serve it.
@@ -154,7 +157,9 @@ fn feedback(
     tokens: u64,
 ) -> Feedback {
     let is_copy = incoming.copy_for.is_some();
-    let boundary = if is_copy { u64::MAX } else { classify::next_boundary(&incoming.routing, model, tokens) };
+    // The length of a stored conversation says nothing about the client's estimates.
+    let is_placed = is_copy || view.previous_response.is_some();
+    let boundary = if is_placed { u64::MAX } else { classify::next_boundary(&incoming.routing, model, tokens) };
     Feedback {
         estimator: Arc::clone(&model.estimator),
         comparable: !is_copy
@@ -167,7 +172,13 @@ fn feedback(
         prompt,
         exact,
         sequences: sequences(view),
+        bounds: RequestBounds::new(view, incoming.body.len(), prompt.at_most()),
     }
+}
+
+/// The most output tokens of all sequences, if the request bounds them.
+fn permitted_output(view: &RequestView<'_>) -> Option<u64> {
+    view.output_bound().map(|most| most.max(view.min_tokens).saturating_mul(view.sequences()))
 }
 
 /// Sequences of a request; see [`RequestView::sequences`].

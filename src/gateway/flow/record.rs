@@ -18,6 +18,7 @@ use super::keys::InFlight;
 use super::routing_table::PoolRoute;
 use super::suspects::Trial;
 use super::trace::{RequestTrace, StepKind};
+use super::used_tokens;
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
 use crate::origin::Origin;
@@ -458,9 +459,29 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         self.in_flight.as_mut()
     }
 
+    /// Notes that a stream has had so many output tokens: more than expected are charged while it runs.
+    pub(super) fn note_tokens(&mut self, output: u64) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.observe(output);
+        }
+    }
+
     /// Stops it, before the last bytes of the response are sent: a client may send its next request as soon as it has them.
+    /// The limits on tokens are settled too, if the measurements are in the record.
     pub(super) fn end_in_flight(&mut self) {
-        self.in_flight = None;
+        if self.record.stats.is_some() {
+            self.settle_in_flight();
+        } else if let Some(in_flight) = &mut self.in_flight {
+            in_flight.release();
+        }
+    }
+
+    /// Stops it, and settles the limits on tokens with what the record says.
+    pub(super) fn settle_in_flight(&mut self) {
+        if let Some(mut in_flight) = self.in_flight.take() {
+            in_flight.release();
+            in_flight.settle(used_tokens::used(&self.record), tokio::time::Instant::now());
+        }
     }
 }
 
@@ -481,6 +502,7 @@ impl<R: Recorder> std::ops::DerefMut for RecordGuard<'_, R> {
 impl<R: Recorder> Drop for RecordGuard<'_, R> {
     fn drop(&mut self) {
         self.record.total = self.arrived.elapsed();
+        self.settle_in_flight();
         self.record.judge();
         self.recorder.record(&self.record);
         if let Some(assigned) = &self.record.assigned {

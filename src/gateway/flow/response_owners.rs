@@ -32,6 +32,8 @@ pub(super) struct ResponseOwner {
     pub(super) key: Option<Arc<str>>,
     pub(super) pool: Arc<str>,
     pub(super) backend: Arc<str>,
+    /// Tokens of the conversation up to this response, its output included; 0 until the response has ended.
+    pub(super) tokens: u64,
 }
 
 /// The owners of responses, by id.
@@ -60,6 +62,14 @@ impl ResponseOwners {
                 table.by_age.push_back((now, Arc::clone(&id)));
                 table.by_id.insert(id, owner);
             }
+        }
+    }
+
+    /// Notes the tokens of the conversation that a response of this key ends.
+    pub(super) fn note_tokens(&self, id: &str, key: Option<&Arc<str>>, tokens: u64) {
+        let mut table = self.table.lock();
+        if let Some(owner) = table.by_id.get_mut(id).filter(|owner| owner.key.as_ref() == key) {
+            owner.tokens = tokens;
         }
     }
 
@@ -137,7 +147,7 @@ mod tests {
     use super::*;
 
     fn owner(key: &str, backend: &str) -> ResponseOwner {
-        ResponseOwner { key: Some(key.into()), pool: "p".into(), backend: backend.into() }
+        ResponseOwner { key: Some(key.into()), pool: "p".into(), backend: backend.into(), tokens: 0 }
     }
 
     fn found(owners: &ResponseOwners, id: &str, key: &str, now: Instant) -> Option<Arc<str>> {
@@ -152,6 +162,9 @@ mod tests {
         assert_eq!(found(&owners, "r", "mine", now).as_deref(), Some("b0"));
         assert_eq!(found(&owners, "r", "theirs", now), None);
         assert_eq!(owners.find("r", None, now), None);
+        owners.note_tokens("r", Some(&"theirs".into()), 9);
+        owners.note_tokens("r", Some(&"mine".into()), 7);
+        assert_eq!(owners.find("r", Some(&"mine".into()), now).map(|owner| owner.tokens), Some(7));
         owners.remember("r", owner("mine", "b1"), now);
         assert_eq!(found(&owners, "r", "mine", now).as_deref(), Some("b1"));
     }

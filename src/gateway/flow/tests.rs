@@ -27,6 +27,7 @@ mod priority;
 mod elsewhere;
 mod not_served;
 mod deaths;
+mod key_limits;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 

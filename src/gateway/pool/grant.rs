@@ -27,6 +27,8 @@ pub(super) struct Grant {
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
     pub(super) prefill_time: Duration,
+    /// The context limit of the engine, if it has said it.
+    pub(super) max_model_len: Option<u64>,
     /// Seconds of prefill of large prompts that were before it.
     pub(super) ahead: f64,
     /// The engine schedules by priority.

@@ -101,6 +101,11 @@ impl Lease {
         self.grant.prefill_time
     }
 
+    /// The context limit of the backend's engine, in tokens, if it has said it.
+    pub fn max_model_len(&self) -> Option<u64> {
+        self.grant.max_model_len
+    }
+
     /// Records that the backend sent bytes which show that its engine works.
     pub fn record_progress(&self, now: Instant) {
         self.grant.progress.record_progress(now);

@@ -284,6 +284,7 @@ impl AdmissionState {
             progress: Arc::clone(&found.progress),
             abort: found.abort.clone(),
             prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
+            max_model_len: found.facts.max_model_len,
             ahead,
             by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.by_priority),
             prefix: Arc::clone(&request.prefix),

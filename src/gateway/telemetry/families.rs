@@ -213,6 +213,11 @@ families! {
         "1 while this gateway leads: it alone changes engines, experiments and limits; absent without cluster.leader";
     CLUSTER_LEADER_CHANGES: "sluice_cluster_leader_changes_total" MetricKind::Counter, &[],
         "How often this gateway saw another one lead than before, or none; absent without cluster.leader";
+    KEY_TOKENS: "sluice_key_tokens" MetricKind::Gauge, &["key", "window"],
+        "Tokens that an API key has used here of a limit: within the last 24 hours (day), or that its rate has not paid off \
+         yet (minute; above the limit while the key owes)";
+    KEY_TOKENS_LIMIT: "sluice_key_tokens_limit" MetricKind::Gauge, &["key", "window"],
+        "The limit that belongs to sluice_key_tokens, of all gateways together: tokens_per_day or tokens_per_minute";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],

@@ -29,6 +29,7 @@ mod tuner;
 mod wanted;
 mod engines;
 mod cluster;
+mod keys;
 mod openmetrics;
 #[cfg(feature = "otel")]
 mod otlp;

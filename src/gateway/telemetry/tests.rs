@@ -15,6 +15,7 @@ use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
+use crate::flow::keys::KeyTokens;
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
 use crate::origin::Origin;
@@ -218,6 +219,8 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
         writes: [("written", 7), ("refused", 2), ("unknown", 1)],
         leader: Some((true, 2)),
     });
+    let (minute, day) = (Some((7_000, 6_000)), Some((9, 500)));
+    telemetry.show_keys(move || vec![KeyTokens { name: "team-a".into(), minute, day }]);
     telemetry.show_pool_engines(|| vec![PoolEngines { pool: "short".to_owned(), wanted: 2, start_seconds: 90.0 }]);
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.configured(&with_objectives());
