@@ -8,6 +8,7 @@
 //!
 //! Modules are declared lowest layer first; a file imports only from modules above its own line.
 
+pub mod shares;
 pub mod tls;
 pub mod config;
 pub mod estimate;
