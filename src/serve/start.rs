@@ -29,8 +29,8 @@ use crate::config::Config;
 use crate::fleet::{Fleet, Prober, ReportedModels, Step, unattended};
 use crate::flow::{Flow, LearnedState, RoutingTable, specs};
 use crate::pool::Admission;
-use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, UpstreamConnector};
-use crate::telemetry::{ClusterMetrics, Telemetry};
+use crate::proxy::{ClientLimits, Ending, Gateway, ListenError, Listener, ProxyFlow, UpstreamConnector};
+use crate::telemetry::{ClientView, ClusterMetrics, Telemetry};
 
 /// Limit of the first round of probes, which the start waits for.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
@@ -82,7 +82,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
     let clients = ClientLimits::new(&config.server);
-    show_clients(&telemetry, &clients);
+    show_clients(&telemetry, &clients, &flow);
     let app = Arc::new(App {
         flow,
         admission,
@@ -254,9 +254,13 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>) {
-    let counted = Arc::clone(clients);
-    telemetry.show_clients(move || counted.view());
+/// The flow is weak: it holds the telemetry.
+fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
+    let (counted, flow) = (Arc::clone(clients), Arc::downgrade(flow));
+    telemetry.show_clients(move || ClientView {
+        responses_gave_way: flow.upgrade().map_or(0, |flow| flow.forgotten_responses()),
+        ..counted.view()
+    });
 }
 
 /// Weak: the app holds its telemetry.
