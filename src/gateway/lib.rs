@@ -10,6 +10,7 @@
 
 pub mod owner;
 pub mod origin;
+pub mod shares;
 pub mod tls;
 pub mod config;
 pub mod estimate;

@@ -255,11 +255,14 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &ProxyFlow) {
+/// The flow is weak: it holds the telemetry.
+fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
     let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
+    let flow = Arc::downgrade(flow);
     telemetry.show_clients(move || {
         let (response_bytes, response_bytes_max) = memory.view();
-        ClientView { response_bytes, response_bytes_max, ..counted.view() }
+        let responses_gave_way = flow.upgrade().map_or(0, |flow| flow.forgotten_responses());
+        ClientView { response_bytes, response_bytes_max, responses_gave_way, ..counted.view() }
     });
 }
 

@@ -41,6 +41,9 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         check_order(path, value, max_key, max, report);
     }
     check_body_memory(server, report);
+    if server.proxy_protocol && server.trusted_proxies.is_empty() && report.is_sound("server.trusted_proxies") {
+        report.add_at("server.proxy_protocol", Situation::ProxyWithoutTrust);
+    }
     check_models(models, pools, report);
     check_auth(auth, server, report);
     if let Some(AccessLog { path: LogTarget::File(file), .. }) = access_log {

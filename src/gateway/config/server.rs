@@ -3,7 +3,7 @@
 //! The sentence above a key is its documentation for operators too: the reference file is generated from it. It says what
 //! the value does, in which direction to change it and why the default is what it is.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::cors::Cors;
 use super::file::Entry;
 use super::limits;
 use super::problem::Situation;
+use super::proxies::AddressRange;
 use super::report::{Names, Report};
 use super::setting::Scalar;
 use super::table::table;
@@ -51,7 +52,9 @@ table! {
         /// Bytes per second that a client must send of a request body. Lower it for clients on very slow networks.
         pub body_min_rate: ByteSize = default("8KiB").within("1", "1GiB");
         /// Memory for all request bodies together, from their first byte until they are no longer needed. When it is used up,
-        /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small requests are still served.
+        /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small requests are still served. One
+        /// API key (without keys: one address) may have all of it while it is alone. When others want theirs, the newest
+        /// unfinished uploads of the largest give way (503).
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
         /// Memory for all responses together that wait for clients that read slower than engines send.
         /// Each response may have 1 MiB of it, and each client (key or network) its share where several
@@ -59,15 +62,25 @@ table! {
         pub max_response_memory: ByteSize =
             of_machine(OfMachine::BodyMemory).within("1MiB", "16384GiB").example("4GiB");
         /// Client connections at once. One more gets 503 to its first request and is closed. A request on a connection with
-        /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry.
+        /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry. One address may have all
+        /// of them while it is alone. When others come, its oldest connections without a request are closed.
         pub max_connections: usize =
             of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
-        /// Client connections at once from one IP address (with IPv6, from one /64 network). A load balancer in front counts
-        /// as one address.
+        /// Client connections at once from one IP address (with IPv6, from one /64 network), whatever is free. A load
+        /// balancer in front counts as one address, unless it is in `trusted_proxies` and names its clients.
         pub max_connections_per_address: Option<usize> =
-            optional("three quarters of max_connections, so that one address cannot lock out the others")
+            optional("none, but only three quarters of max_connections may have requests of one address")
                 .within("1", limits::MAX_CONNECTIONS)
                 .example("1000");
+        /// Proxies and load balancers that are believed who their client is: addresses such as "10.1.2.3" and ranges such as
+        /// "10.0.0.0/8". From them, the last address in `X-Forwarded-For` that is not one of them is the client: for its
+        /// share of connections and memory, in logs and in records. From others the header is ignored. List only
+        /// machines that append to the header: a client behind one that forwards it unchanged could take any address.
+        pub trusted_proxies: Vec<AddressRange> = default("[]").at_most(limits::MAX_TRUSTED_PROXIES);
+        /// Connections from `trusted_proxies` begin with a PROXY header, version 1 or 2 (HAProxy: `send-proxy-v2`, nginx:
+        /// `proxy_protocol on`, AWS: proxy protocol v2), before TLS and HTTP. Without one they are closed. A connection from
+        /// elsewhere with such a header is closed, too, and served as usual without.
+        pub proxy_protocol: bool = default("false");
         /// An idle client connection is closed after this time. Keep it above the idle timeout of your load balancer
         /// (often 60s), which must close first.
         pub keepalive: Duration = duration("75s");
@@ -93,10 +106,16 @@ impl Server {
         PriorityRange { default: 0, min: self.priority_min, max: self.priority_max }
     }
 
-    /// Connections at once from one address.
-    pub fn connections_per_address(&self) -> usize {
-        // Rounded up, so that one connection in all is one per address too.
-        self.max_connections_per_address.unwrap_or(self.max_connections - self.max_connections / 4)
+    /// Connections that only networks within their share may use for requests, so that one network cannot lock out the
+    /// others: a quarter, or fewer if `max_connections_per_address` leaves fewer.
+    pub fn connections_for_others(&self) -> usize {
+        let left = self.max_connections_per_address.map_or(usize::MAX, |max| self.max_connections.saturating_sub(max));
+        left.min(self.max_connections / 4)
+    }
+
+    /// Whether a peer at this address is believed who its client is.
+    pub fn is_trusted_proxy(&self, address: IpAddr) -> bool {
+        self.trusted_proxies.iter().any(|range| range.contains(address))
     }
 }
 
@@ -212,8 +231,8 @@ table! {
         pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
         /// Share of requests that are written.
         pub sample: f64 = default("1.0").within("0", "1");
-        /// Write the address that each client has connected from, as `client`. It is personal data in many places. Behind a
-        /// proxy it is the proxy's: the gateway does not read X-Forwarded-For, which any client may send.
+        /// Write the address of each client, as `client`. It is personal data in many places. Behind a proxy it is the
+        /// proxy's, unless `server.trusted_proxies` contains the proxy.
         pub client_address: bool = default("false");
     }
 }

@@ -163,6 +163,11 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         &self.memory
     }
 
+    /// Stored responses that were forgotten because there were too many.
+    pub fn forgotten_responses(&self) -> u64 {
+        self.owners.gave_way()
+    }
+
     /// Where records go.
     pub fn recorder(&self) -> &R {
         &self.recorder

@@ -8,6 +8,7 @@
 //! Only the routes of the API reach an engine. Its control routes (sleep, LoRA loading, profiling, metrics) cannot be reached
 //! from the client port.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,17 +24,18 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
 
-use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, client_address, end};
+use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, end, peer, shown};
 use super::body::{self, BodyError, MinRate};
-use super::clients::{self, ClientLimits};
+use super::clients::ClientLimits;
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
 use super::downstream::DownstreamConnection;
 use super::engine_origins::{Asker, EngineOrigins};
-use super::head::{self, HeadTimes, NoHead};
+use super::head::{self, HeadTimes, NoHead, too_many};
 use super::headers::{self, RequestIds};
 use super::local::{self, LocalResponse, LocalRoutes};
 use super::socket::ClientHandle;
+use super::trust;
 use super::upstream::UpstreamConnector;
 use crate::config::Cors;
 use crate::config::limits::RETRY_AFTER_MIN;
@@ -41,6 +43,7 @@ use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
 use crate::origin::Origin;
+use crate::shares::{Owner, network};
 use crate::telemetry::Telemetry;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
@@ -91,6 +94,12 @@ impl Gateway {
         Self { flow, local, clients, origins: Arc::default(), seed, served: AtomicU64::new(0) }
     }
 
+    /// The client of a request, as trusted proxies name it.
+    fn client(&self, session: &ServerSession, table: &RoutingTable) -> Option<IpAddr> {
+        let (headers, from) = (&session.req_header().headers, peer(session)?);
+        Some(trust::client(headers, from, &table.config.server, &self.clients.proxies))
+    }
+
     /// Waits for a request and reads its head.
     async fn read_head(&self, session: &mut ServerSession, shutdown: &ShutdownWatch) -> Result<(), NoHead> {
         let times = {
@@ -116,7 +125,9 @@ impl Gateway {
         let route = Route::from_path(bare);
         let begun = Instant::now();
         let mut checked = head::check(session).map_err(Rejected::Unreadable);
-        let is_served = checked.is_ok() && !is_refused(session);
+        let client = self.client(session, &table);
+        let has_place = has_place(session, client);
+        let is_served = checked.is_ok() && has_place;
         let mut origin = self.origin(&table, &session.req_header().headers);
         let page = origin.asks_engines();
         if is_served {
@@ -143,8 +154,8 @@ impl Gateway {
         }
         let trace = headers::trace(&session.req_header().headers, &table.config, self.seed, number);
         let accepted = match checked {
-            Ok(()) if is_refused(session) => Err(shed(ShedReason::Connections)),
-            Ok(()) => self.accept(session, table, route.ok_or(bare), shutdown).await,
+            Ok(()) if !has_place => Err(Rejected::Unreadable(too_many())),
+            Ok(()) => self.accept(session, table, route.ok_or(bare), client, shutdown).await,
             Err(rejected) => Err(rejected),
         };
         match accepted {
@@ -152,7 +163,7 @@ impl Gateway {
                 if let Some(page) = &page {
                     self.origins.refresh(&self.flow, page, Asker::Accepted);
                 }
-                let incoming = incoming(session, accepted, path, ids, trace);
+                let incoming = incoming(session, accepted, path, ids, trace, client);
                 let pause = incoming.routing.timeouts().send;
                 let mut client = DownstreamConnection::new(session, origin, pause);
                 self.flow.run(incoming, &mut client).await;
@@ -161,7 +172,7 @@ impl Gateway {
             Err(rejected) => {
                 let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
                 record.trace = trace;
-                record.client = client_address(session, &self.flow.routing_table().config);
+                record.client = shown(client, &self.flow.routing_table().config);
                 if route.is_none() {
                     // Without the query, which may contain credentials.
                     record.path = path.split('?').next().map(client_text);
@@ -244,6 +255,7 @@ impl Gateway {
         session: &mut ServerSession,
         table: Arc<RoutingTable>,
         route: Result<Route, &str>,
+        client: Option<IpAddr>,
         shutdown: &ShutdownWatch,
     ) -> Result<AcceptedRequest, Rejected> {
         let (route, key) = self.check_head(session, &table, route)?;
@@ -258,17 +270,21 @@ impl Gateway {
             None => {}
         }
         let min_rate = MinRate::new(table.config.server.body_timeout, table.config.server.body_min_rate.0);
+        let owner = match &key {
+            Some(key) => Owner::Key(Arc::clone(key.name())),
+            None => Owner::network(client.unwrap_or(Ipv4Addr::UNSPECIFIED.into())),
+        };
         let mut stop = shutdown.clone();
         let read = tokio::select! {
             biased;
-            read = body::read(session, limit, min_rate, self.clients.body()) => read,
+            read = body::read(session, limit, min_rate, self.clients.body(owner.clone())) => read,
             // It would be refused anyway when complete, and a client that never completes it would delay the shutdown.
             _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
         };
         match read {
             Ok(body) => {
                 let body = match coding {
-                    Some(coding) => decode::decode(coding, body, limit, &self.clients).await?,
+                    Some(coding) => decode::decode(coding, body, limit, &self.clients, owner).await?,
                     None => body,
                 };
                 self.admit(session, table, route, key, body)
@@ -331,6 +347,7 @@ fn incoming(
     path: String,
     ids: RequestIds,
     trace: Option<Box<RequestTrace>>,
+    client: Option<IpAddr>,
 ) -> Box<IncomingRequest> {
     let method = session.req_header().method.clone();
     // pingora no longer needs the headers, so they are moved and not copied.
@@ -339,8 +356,8 @@ fn incoming(
     let AcceptedRequest { route, key, body, table: routing } = accepted;
     let priority = headers::priority(&sent);
     let headers = headers::for_engine(sent, routing.keys.is_required());
-    let client = client_address(session, &routing.config);
-    let origin = request_origin(session, key.as_ref());
+    let origin = request_origin(client, key.as_ref());
+    let client = shown(client, &routing.config);
     let arrived = Instant::now();
     let RequestIds { client: request_id, upstream: upstream_id } = ids;
     Box::new(IncomingRequest {
@@ -364,13 +381,10 @@ fn incoming(
 }
 
 /// Whose outcome the outcome of a request is: that of its key, or without keys of the network that it came from.
-fn request_origin(session: &ServerSession, key: Option<&ApiKey>) -> Origin {
+fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
     match key {
         Some(key) => Origin::of_key(key.name()),
-        None => {
-            let address = session.client_addr().and_then(|address| address.as_inet());
-            address.map_or(Origin::default(), |address| Origin::of_network(clients::network(address.ip())))
-        }
+        None => client.map_or(Origin::default(), |address| Origin::of_network(network(address))),
     }
 }
 
@@ -434,14 +448,14 @@ fn reused(stream: Stream, ahead: Option<BytesMut>, mut settings: HttpPersistentS
 
 /// Refuses a request early; no pool is known yet.
 fn shed(reason: ShedReason) -> Rejected {
-    let refusal = Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() };
-    // A connection over the limit gets one response and is closed.
-    if reason == ShedReason::Connections { Rejected::Unreadable(refusal) } else { Rejected::Refused(refusal) }
+    Rejected::Refused(Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() })
 }
 
-/// Whether there are too many connections for this one.
-fn is_refused(session: &ServerSession) -> bool {
-    ClientHandle::of(session).is_some_and(|client| client.state.is_refused())
+/// Whether a request may use its connection: there are not too many. A stream of HTTP/2 was counted before.
+fn has_place(session: &ServerSession, client: Option<IpAddr>) -> bool {
+    let Some(socket) = ClientHandle::of(session) else { return true };
+    let connection = socket.state.connection();
+    connection.begin(client.unwrap_or(connection.address()))
 }
 
 /// Whether the client waits for `100 Continue`. `Some(false)`: another expectation. HTTP/1.0 has none (RFC 9110, 10.1.1).
@@ -457,7 +471,7 @@ async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &Prox
     let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
     record.outcome = Outcome::Refused;
     record.refused = Some(refusal.code());
-    record.client = client_address(session, &flow.routing_table().config);
+    record.client = shown(peer(session), &flow.routing_table().config);
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
     record.status = Some(parts.status);

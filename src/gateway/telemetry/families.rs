@@ -240,6 +240,14 @@ families! {
         "How many of them are served at once: server.max_connections";
     CONNECTIONS_DROPPED: "sluice_client_connections_dropped_total" MetricKind::Counter, &[],
         "Connections that were closed without a response, because too many were being refused at once";
+    HANDSHAKES: "sluice_tls_handshakes" MetricKind::Gauge, &[],
+        "TLS handshakes of clients in progress; of 2048 the oldest is ended for the next";
+    SHARES_GAVE_WAY: "sluice_shares_gave_way_total" MetricKind::Counter, &["resource"],
+        "What was taken back so that another client gets its share: connections without a request that were closed, handshakes \
+         that were ended, unfinished bodies that got 503 (body_memory), stored responses that were forgotten";
+    PROXY_HEADERS_REFUSED: "sluice_proxy_headers_refused_total" MetricKind::Counter, &["reason"],
+        "Connections refused for their PROXY header (untrusted, missing, malformed, timeout), and X-Forwarded-For ignored from \
+         addresses outside server.trusted_proxies (forwarded_untrusted)";
     BODY_BYTES: "sluice_body_bytes" MetricKind::Gauge, &[],
         "Bytes of request bodies in memory, complete or not";
     RESPONSE_BYTES: "sluice_response_bytes" MetricKind::Gauge, &[],

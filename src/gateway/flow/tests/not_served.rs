@@ -53,7 +53,7 @@ fn of_many(engines: u16, script: &Script) -> TestFlow {
 #[tokio::test(start_paused = true)]
 async fn a_404_of_the_only_engine_that_has_a_response_says_nothing_of_its_routes() {
     let test = TestFlow::new(vec![Script::Json(404, NO_RESPONSE), Script::Json(200, "{}")], vec![good()]);
-    let owner = ResponseOwner { key: None, pool: "p".into(), backend: "a".into() };
+    let owner = ResponseOwner { key: None, pool: "p".into(), backend: "a".into(), tokens: 0 };
     test.flow.owners.remember("resp_1", owner, Instant::now());
     (0..2).for_each(|engine| test.serves(engine, Served::unreadable(), None));
     let continued = r#"{"model":"m","input":"hi","previous_response_id":"resp_1"}"#;
