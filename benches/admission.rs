@@ -61,6 +61,7 @@ impl Bench {
             request_failures: 3,
             eject_base: Duration::from_secs(1),
             eject_max: Duration::from_secs(30),
+            max_ejected: 0.5,
         };
         let admission = Admission::new(now, rules, 1);
         let slots = if room == Room::Everywhere { 4 * BESIDE } else { BESIDE };
@@ -164,6 +165,7 @@ fn pool(policy: Policy, backends: usize, slots: u32) -> PoolSpec {
         queue_timeout: Duration::from_secs(600),
         hold: None,
         order: QueueOrder::FIFO,
+        by_priority: None,
     };
     PoolSpec { name: "all".into(), rules, backends: (0..backends).map(backend).collect(), spill: Vec::new() }
 }

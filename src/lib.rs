@@ -61,6 +61,10 @@
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
+//! | mark | a value in the environment of an engine's processes with a secret of the state folder, by which they are known |
+//! | priority | which request is served earlier, here and by engines that schedule by it; lower is earlier |
+//! | origin | whose outcome the outcome of a request is: that of its API key, or without keys of the client's network |
+//! | suspect, trial of a suspect | a body that was on an engine when it died; the next delivery of such a body |
 //! | cordon | take a backend out of rotation while its engine changes |
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read its metrics page |
@@ -94,7 +98,7 @@
 pub use sluice_bench as bench;
 pub use sluice_core::{base, meter, openai, stats, vllm};
 pub use sluice_fleet as fleet;
-pub use sluice_gateway::{config, estimate, experiment, flow, pool, proxy, telemetry};
+pub use sluice_gateway::{config, estimate, experiment, flow, owner, pool, proxy, telemetry};
 pub use sluice_lab as lab;
 pub use sluice_online as online;
 pub use sluice_sim as sim;

@@ -83,6 +83,7 @@ fn many_backends(served: &Served, backends: usize) {
         request_failures: 3,
         eject_base: Duration::from_secs(1),
         eject_max: Duration::from_secs(30),
+        max_ejected: 0.5,
     };
     let pool = |number: usize| {
         let mut spec = testing::spec(&format!("pool-{number}"), "b0", 8_000);

@@ -310,6 +310,7 @@ impl Admin {
                 RestartError::Blocked(RestartBlocked::NoReplacement(_) | RestartBlocked::NoRoom { .. }) => {
                     (StatusCode::CONFLICT, "no_replacement_capacity")
                 }
+                RestartError::NotSaved(_) => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),
                 RestartError::Blocked(_) | RestartError::ShuttingDown | RestartError::Outdated => {
                     (StatusCode::CONFLICT, "busy")
                 }

@@ -13,6 +13,7 @@ use super::error::NoSuchBackend;
 use crate::base::BackendId;
 use crate::fleet::EngineView;
 use crate::fleet::discovery::PodsView;
+use crate::flow::keys::KeyTokens;
 use crate::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
 use crate::telemetry::{Telemetry, WindowStats};
 
@@ -30,6 +31,30 @@ pub struct Status {
     /// This gateway's part in the ledger of several gateways; absent without [cluster].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
+    /// What API keys have used here of their limits on tokens, those nearest to a limit first; at most 256 keys.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<KeyStatus>,
+}
+
+/// What one API key has used of its limits on tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeyStatus {
+    /// Its name.
+    pub name: String,
+    /// Tokens that its rate has not paid off yet, above the limit while it owes, and `tokens_per_minute`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minute: Option<Used>,
+    /// Tokens within the last 24 hours, and `tokens_per_day`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub day: Option<Used>,
+}
+
+impl From<KeyTokens> for KeyStatus {
+    fn from(key: KeyTokens) -> Self {
+        let used = |counts: Option<(u64, u64)>| counts.map(|(used, limit)| Used { used, limit: Some(limit) });
+        Self { name: key.name.to_string(), minute: used(key.minute), day: used(key.day) }
+    }
 }
 
 /// This gateway's part in the ledger of several gateways.
@@ -252,7 +277,7 @@ impl Status {
                 })
                 .collect(),
         };
-        Self { about, pools: pools.iter().map(pool).collect(), kubernetes: Vec::new(), cluster: None }
+        Self { about, pools: pools.iter().map(pool).collect(), kubernetes: Vec::new(), cluster: None, keys: Vec::new() }
     }
 }
 

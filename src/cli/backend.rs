@@ -317,6 +317,29 @@ mod tests {
     }
 
     #[test]
+    fn flags_of_a_restart_are_written_with_or_without_their_dashes() {
+        use clap::Parser as _;
+        let parsed = |words: &[&str]| {
+            #[derive(clap::Parser)]
+            struct Cli {
+                #[command(flatten)]
+                args: BackendArgs,
+            }
+            let cli = Cli::try_parse_from([&["backend", "restart", "gpu0"], words].concat());
+            cli.map(|cli| match cli.args.command {
+                Command::Restart { set, wait, reset, .. } => (set, wait, reset),
+                other => panic!("{other:?}"),
+            })
+        };
+        let set = ["--max-num-seqs=32", "--enable-lora=true", "x=1"].map(str::to_owned).to_vec();
+        let words = ["--set", "--max-num-seqs=32", "--wait", "--set=--enable-lora=true", "--set", "x=1"];
+        assert_eq!(parsed(&words).unwrap(), (set.clone(), true, false));
+        let read: Vec<_> = set.iter().map(|set| flag(set).unwrap().0).collect();
+        assert_eq!(read, ["max-num-seqs", "enable-lora", "x"]);
+        assert!(parsed(&["--set"]).is_err() && flag("--wait").is_err(), "a switch is no flag with a value");
+    }
+
+    #[test]
     fn a_backend_is_named_alone_or_with_its_pool() {
         let status = status();
         let found = |name: &str| path(&status, name).map(|path| path.to_string()).map_err(|error| error.to_string());

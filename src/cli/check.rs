@@ -4,7 +4,8 @@
 //! line of the file, `--set`, or a default. Secrets are shown as their references or masked. Warnings go to stderr. An
 //! invalid configuration prints all its errors to stderr and nothing to stdout. The checks are those of a start and of a reload
 //! ([`checks`]). Nothing is bound, and no engine is started: a program of `launch` is run with `--help=all` only. Nothing is
-//! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`).
+//! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`). A program that lists no flags for 20 s
+//! is named on stderr, since it is waited for.
 //! Exit codes: 0 valid; 1 a backend is not as configured (`--probe`); 78 not valid.
 
 mod probe;
@@ -15,6 +16,7 @@ use std::process::ExitCode;
 use super::config_file::{ConfigFile, NoFile};
 use crate::config::{Config, Loaded, Problems, Resolved};
 use crate::serve::checks::{self, Purpose};
+use crate::telemetry::log;
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
@@ -42,6 +44,11 @@ pub struct CheckArgs {
 
 /// Runs the command on the process's own stdout and stderr.
 pub fn run(args: &CheckArgs) -> ExitCode {
+    if !args.quiet
+        && let Err(error) = log::init_warnings("sluice_fleet")
+    {
+        eprintln!("warnings of engines are not shown: {error}");
+    }
     ExitCode::from(check(args, &mut std::io::stdout().lock(), &mut std::io::stderr().lock()))
 }
 

@@ -4,8 +4,10 @@
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
 //! SIGHUP reloads the configuration file. SIGUSR1 opens the access log and the records anew, as after a rotation. SIGUSR2 starts
 //! the program file anew with `--upgrade`: it takes over, and this process ends with its last request.
+//! A signal that comes during the start is handled once the gateway serves. Before that, SIGTERM and SIGINT end the checks of the
+//! configuration, which may wait for programs of engines, and they leave a running gateway in its place with `--upgrade`.
 //! Exit codes: 0 stopped in order or handed over, 1 a socket could not be opened, the running gateway did not hand over, or requests were
-//! cut at the end, 78 the configuration is not valid (nothing was bound or asked for).
+//! cut at the end, 78 the configuration is not valid, or a file, folder or port range that it names cannot be used.
 
 mod until_stop;
 
@@ -103,16 +105,7 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         .build();
     match runtime {
         Ok(runtime) => {
-            let code = match runtime.block_on(checks::check(&loaded, Purpose::Start)) {
-                Ok(remarks) => {
-                    remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
-                    runtime.block_on(serve(loaded.config, source, args.upgrade, program.ok()))
-                }
-                Err(problems) => {
-                    eprintln!("{problems}");
-                    ExitCode::from(EXIT_CONFIG)
-                }
-            };
+            let code = runtime.block_on(check_and_serve(loaded, source, args.upgrade, program.ok()));
             super::runtime::end(runtime);
             code
         }
@@ -157,8 +150,9 @@ fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Pro
     Ok((loaded, Source::Fixed))
 }
 
-async fn serve(config: Config, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
-    // First of all: a signal during the start must not kill the process, it is handled once the gateway runs.
+/// Checks the configuration, and serves with it to the end.
+async fn check_and_serve(loaded: Loaded, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
+    // First of all: a signal during the start must not kill the process. SIGHUP and the like are handled once the gateway runs.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -166,6 +160,32 @@ async fn serve(config: Config, source: Source, upgrade: bool, program: Option<Pa
             return ExitCode::FAILURE;
         }
     };
+    let checked = tokio::select! {
+        checked = checks::check(&loaded, Purpose::Start) => checked,
+        () = signals.stop() => {
+            tracing::info!("stopped while the configuration was checked; nothing was started");
+            return ExitCode::SUCCESS;
+        }
+    };
+    match checked {
+        Ok(remarks) => {
+            remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
+            serve(loaded.config, source, upgrade, program, signals).await
+        }
+        Err(problems) => {
+            eprintln!("{problems}");
+            ExitCode::from(EXIT_CONFIG)
+        }
+    }
+}
+
+async fn serve(
+    config: Config,
+    source: Source,
+    upgrade: bool,
+    program: Option<PathBuf>,
+    mut signals: Signals,
+) -> ExitCode {
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     // Without a file there is nothing that a newer gateway could start with.
     let folder = matches!(source, Source::File { .. }).then(|| upgrade::folder(&config));
@@ -187,8 +207,7 @@ async fn serve(config: Config, source: Source, upgrade: bool, program: Option<Pa
         Err(error) => {
             let code = if matches!(error, StartError::Upgrade(_)) { "upgrade" } else { "start" };
             tracing::error!("{error} (sluice explain {code})");
-            let is_configured = matches!(error, StartError::Tokenizer { .. } | StartError::Ports(_));
-            return if is_configured { ExitCode::from(EXIT_CONFIG) } else { ExitCode::FAILURE };
+            return if error.is_of_configuration() { ExitCode::from(EXIT_CONFIG) } else { ExitCode::FAILURE };
         }
     };
     tracing::info!("serving clients on {scheme}://{}", running.client_address());

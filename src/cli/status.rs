@@ -6,6 +6,8 @@
 //! Exit codes: 0 printed; 1 no valid response (the message says what to do); 2 wrong usage.
 //! `--watch` continues while the gateway does not respond: it may be restarting.
 
+mod keys;
+
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -165,6 +167,7 @@ fn render(status: &Status, style: Style) -> String {
             text.push_str(&style.width.map_or(line.clone(), |width| wrapped(&line, width)));
         }
     }
+    keys::lines(status).for_each(|line| text.push_str(&shown(line)));
     text
 }
 
@@ -384,7 +387,7 @@ mod tests {
             config: Some("sluice.toml".into()),
             ..About::default()
         };
-        Status { about, pools: vec![short], kubernetes: Vec::new(), cluster: None }
+        Status { about, pools: vec![short], kubernetes: Vec::new(), cluster: None, keys: Vec::new() }
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! What a gateway wants of the limits of an API key, as it stands in the ledger.
 //!
 //! Plain data; how limits are divided by it: `keys.rs`. The meaning of the units is the caller's, and must be the same at all
-//! gateways.
+//! gateways. The last unit is a member of its own on the wire, absent where it is 0: gateways of before it read the rest.
 
 use serde::{Deserialize, Serialize};
 
 /// Limits of a key.
-pub const UNITS: usize = 5;
+pub const UNITS: usize = 6;
 
 /// What a gateway wants of the limits of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Wire", into = "Wire")]
 pub struct KeyClaim {
     /// In use, and asked for.
     pub wanted: [u64; UNITS],
@@ -19,14 +20,64 @@ pub struct KeyClaim {
     pub used: [u64; UNITS],
 }
 
+/// Units that every version knows.
+const FIRST: usize = UNITS - 1;
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    wanted: [u64; FIRST],
+    largest: [u64; FIRST],
+    used: [u64; FIRST],
+    /// Wanted, largest and used of the last unit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    day: [u64; 3],
+}
+
+fn is_zero(day: &[u64; 3]) -> bool {
+    *day == [0; 3]
+}
+
+impl From<Wire> for KeyClaim {
+    fn from(wire: Wire) -> Self {
+        let all = |first: [u64; FIRST], last| std::array::from_fn(|at| first.get(at).copied().unwrap_or(last));
+        let [wanted, largest, used] = wire.day;
+        Self { wanted: all(wire.wanted, wanted), largest: all(wire.largest, largest), used: all(wire.used, used) }
+    }
+}
+
+impl From<KeyClaim> for Wire {
+    fn from(claim: KeyClaim) -> Self {
+        let first = |all: [u64; UNITS]| std::array::from_fn(|at| all[at]);
+        let last = |all: [u64; UNITS]| all[FIRST];
+        let KeyClaim { wanted, largest, used } = claim;
+        let day = [last(wanted), last(largest), last(used)];
+        Self { wanted: first(wanted), largest: first(largest), used: first(used), day }
+    }
+}
+
 impl KeyClaim {
     /// About how many bytes it takes in the ledger, with the name of its key.
     pub(crate) fn bytes(name: &str) -> usize {
-        name.len() + 100
+        name.len() + 120
     }
 
     /// Whether it wants nothing, which need not be written.
     pub fn is_none(&self) -> bool {
         self.wanted == [0; UNITS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_of_before_are_read_and_read_there_where_the_last_unit_is_not_used() {
+        let text = r#"{"wanted":[1,2,3,4,5],"largest":[1,1,1,1,1],"used":[1,0,0,0,0]}"#;
+        let before: KeyClaim = serde_json::from_str(text).unwrap();
+        assert_eq!(before.wanted, [1, 2, 3, 4, 5, 0]);
+        assert_eq!(serde_json::to_string(&before).unwrap(), text);
+        let now = KeyClaim { wanted: [0, 0, 0, 0, 0, 9], largest: [0, 0, 0, 0, 0, 2], used: [0, 0, 0, 0, 0, 7] };
+        assert_eq!(serde_json::from_str::<KeyClaim>(&serde_json::to_string(&now).unwrap()).unwrap(), now);
     }
 }

@@ -32,7 +32,7 @@ pub use detached::start_detached;
 pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver, process::is_running};
 pub use engine::adapters::load_adapter;
 pub use engine::checks::warm_up_external;
-pub use engine::journal::JournalError;
+pub use engine::journal::{JournalError, check_journal};
 pub use engine::lifecycle::{ChangeRefused, RestartBlocked, Step};
 pub use engine::preflight::check_settings;
 pub use engine::spec::EngineSpec;
@@ -47,7 +47,7 @@ pub use probe::{Prober, scrape};
 pub use ready::{Ready, ReadyRules, wait_until_ready};
 pub use silent_streams::watch_silent_streams;
 pub use state_folder::{
-    SOCKET as UPGRADE_SOCKET, append as append_state, create as create_state, read as read_state,
+    SOCKET as UPGRADE_SOCKET, append as append_state, check as check_state, create as create_state, read as read_state,
     replace as replace_state, set_aside as set_state_aside,
 };
 pub use trial_engines::{TrialEngines, TrialFailure, TrialSpec};

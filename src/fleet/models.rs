@@ -144,11 +144,17 @@ fn routes_of(body: &[u8]) -> Option<RouteSet> {
         paths: HashMap<String, IgnoredAny>,
     }
     let OpenApi { paths } = serde_json::from_slice(body).ok()?;
-    let mut routes = RouteSet::NONE;
-    paths.keys().filter_map(|path| Route::from_path(path)).for_each(|route| routes.insert(route));
+    let (mut routes, mut names_any) = (RouteSet::NONE, false);
+    for (path, route) in paths.keys().filter_map(|path| Some((path, Route::from_path(path)?))) {
+        names_any = true;
+        // Another spelling, or `/invocations`, says nothing of the path that requests are judged by.
+        if route.path() == Some(path) {
+            routes.insert(route);
+        }
+    }
     // A server that names none of them, or takes any path, is described by something else.
     let takes_any = paths.keys().any(|path| path.contains(":path}"));
-    (routes != RouteSet::NONE && !takes_any).then_some(routes)
+    (names_any && !takes_any).then_some(routes)
 }
 
 /// What is known of one backend.

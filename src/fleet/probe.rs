@@ -6,6 +6,7 @@
 //! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
 //!   (LoRA adapters are loaded and unloaded at run time) and its context limit; at each probe while something waits for a model,
 //!   and when the engine has refused a request that it was thought to serve (`models.rs`);
+//! - after an engine of the pool has refused a route, every [`MODELS_INTERVAL`] at most: `GET /openapi.json`, for its routes;
 //! - after the first success and after each recovery, and with models that include LoRA adapters: `GET /metrics`, for the size
 //!   of its prefix cache and the number of its adapter slots.
 //!
@@ -34,7 +35,7 @@ use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
 use sluice_gateway::pool::{Address, Admission, Cordon, Phase, RefusedGateway, RouteSet};
 
-/// How often a backend's models are read while it stays up.
+/// How often a backend's models are read while it stays up, and its routes at most.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
 /// The most that is read of `/health`.
 const HEALTH_BYTES: usize = 1 << 20;
@@ -47,8 +48,8 @@ struct ProbeState {
     models_at: Option<Instant>,
     /// The last probe failed.
     failed: bool,
-    /// Its routes were read since it is up.
-    routes_read: bool,
+    /// When its routes were last read since it is up.
+    routes_at: Option<Instant>,
     /// Since when a suspect shows the same counters; `None` instead of counters: it did not respond.
     suspected: Option<(Instant, Option<WorkCounters>)>,
 }
@@ -102,6 +103,8 @@ struct ProbeResult {
     id: BackendId,
     name: Arc<str>,
     address: Arc<Address>,
+    /// When the probe began.
+    begun: Instant,
     up: Result<(), String>,
     models: Option<Result<ModelList, Unreadable>>,
     /// `None`: not asked; or the engine does not say.
@@ -156,17 +159,16 @@ impl Prober {
         let mut probes = JoinSet::new();
         let mut known = Vec::new();
         let pools = self.admission.view();
-        for (pool, backend) in pools.iter().flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend))) {
+        for backend in pools.iter().flat_map(|pool| &pool.backends) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
-            let models_due = self.await_models
-                || backend.facts_due
-                || backend.phase == Phase::Starting
-                || state.models_at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
+            let is_old = |at: Option<Instant>| at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
+            let models_due =
+                self.await_models || backend.facts_due || backend.phase == Phase::Starting || is_old(state.models_at);
             let due = Due {
                 models: models_due,
                 cache: models_due && state.models_at.is_none(),
-                routes: pool.routes_due && !state.routes_read,
+                routes: backend.routes_due && is_old(state.routes_at),
             };
             let suspect = silent.contains(&backend.id);
             if !suspect {
@@ -220,10 +222,8 @@ impl Prober {
             Some(Err(Unreadable::Status(status @ (401 | 403)))) => Some(*status),
             _ => None,
         };
-        let names_changed = result.models.is_some_and(|list| self.note_models(result.id, &result.name, list));
-        if let Some(Some(routes)) = result.routes {
-            self.admission.set_routes(result.id, routes);
-        }
+        let names_changed =
+            result.models.is_some_and(|list| self.note_models((result.id, &result.name), list, result.begun));
         let is_restarting = result.up.is_err() && self.is_restarting(result.id);
         let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
         if let Some((before, after)) = moved {
@@ -236,13 +236,18 @@ impl Prober {
         }
         let Some(state) = self.states.get_mut(&result.id) else { return names_changed };
         if let Err(why) = &result.up {
-            (state.models_at, state.routes_read) = (None, false);
+            (state.models_at, state.routes_at) = (None, None);
             // Logged once per series of failures; a change of state is logged above.
             if !std::mem::replace(&mut state.failed, true) && moved.is_none() && !is_restarting {
                 tracing::warn!(backend = %result.name, why, "probe failed");
             }
         } else {
             state.failed = false;
+        }
+        // After the probe has counted, which forgets the routes of an engine that was away.
+        if let Some(routes) = result.routes {
+            self.admission.set_routes(result.id, routes, result.begun);
+            state.routes_at = Some(result.begun);
         }
         if let Some(activity) = result.activity
             && state.has_stalled(activity, limit, now)
@@ -269,12 +274,16 @@ impl Prober {
         if let Some(slots) = result.adapter_slots {
             self.admission.set_adapter_slots(result.id, slots as usize);
         }
-        state.routes_read |= result.routes.is_some();
         names_changed
     }
 
-    /// Takes over what an engine lists; returns whether the names changed.
-    fn note_models(&mut self, id: BackendId, name: &str, list: Result<ModelList, Unreadable>) -> bool {
+    /// Takes over what an engine lists by a probe that began at `begun`; returns whether the names changed.
+    fn note_models(
+        &mut self,
+        (id, name): (BackendId, &str),
+        list: Result<ModelList, Unreadable>,
+        begun: Instant,
+    ) -> bool {
         let reading = self.reported.read(id, list);
         match reading.readable {
             Some(Err(why)) => {
@@ -287,7 +296,7 @@ impl Prober {
             if let Some(state) = self.states.get_mut(&id) {
                 state.models_at = Some(Instant::now());
             }
-            self.admission.set_served(id, served, reading.max_model_len);
+            self.admission.set_served(id, served, reading.max_model_len, begun);
         }
         reading.names_changed
     }
@@ -308,6 +317,7 @@ async fn probe(
     due: Due,
     suspect: bool,
 ) -> ProbeResult {
+    let begun = Instant::now();
     let up = match fetch(&address, "/health", limit, HEALTH_BYTES).await {
         Ok((status, _)) if status.is_success() => Ok(()),
         Ok((status, _)) => Err(format!("/health responds with status {status}")),
@@ -330,7 +340,7 @@ async fn probe(
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, up, models, routes, cache_tokens, adapter_slots, activity }
+    ProbeResult { id, name, address, begun, up, models, routes, cache_tokens, adapter_slots, activity }
 }
 
 async fn read_activity(address: &Address, limit: Duration) -> Activity {

@@ -3,6 +3,10 @@
 //! Logs of engines and the output of commands may contain secrets, and the journal determines which processes are stopped. So a
 //! new folder gets mode 0700 and every file 0600, whatever the umask. Modes of files from an earlier version are corrected when
 //! the folder is opened. A folder that also contains other files (such as `/tmp`) keeps its mode.
+//!
+//! What other users may write to is not corrected but refused ([`check`]): they may have written to
+//! it. The random [`key`] of the folder is also what the gateway's engines are known by: it is part
+//! of the mark in their environment.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -11,6 +15,7 @@ use std::path::Path;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use sluice_gateway::owner::{self, Untrusted};
 
 /// Mode of every file.
 const FILE_MODE: u32 = 0o600;
@@ -22,6 +27,24 @@ pub const SOCKET: &str = "upgrade.sock";
 const KEY: &str = "key";
 /// Bytes of that key.
 pub(crate) const KEY_BYTES: usize = 32;
+
+/// Checks that no other user commands the folder or a file of the gateway in it. A folder that is
+/// missing passes.
+///
+/// # Errors
+/// One that another user commands, with the command that mends it.
+pub fn check(folder: &Path) -> Result<(), Untrusted> {
+    owner::check_folder(folder)?;
+    // A folder that cannot be read is reported where it is used.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if is_own(&name) || name.starts_with(SOCKET) {
+            owner::check_file(&entry.path())?;
+        }
+    }
+    Ok(())
+}
 
 /// Creates the folder, unless it is there.
 ///
@@ -149,15 +172,25 @@ pub fn set_aside(folder: &Path, name: &str) -> io::Result<String> {
 /// It cannot be read or written.
 pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let path = folder.join(KEY);
-    let mut key = [0; KEY_BYTES];
-    match File::open(&path).and_then(|mut file| file.read_exact(&mut key)) {
-        Ok(()) => return Ok(key),
+    match existing_key(folder) {
+        Ok(key) => return Ok(key),
         // A file that is too short was being written when the gateway crashed; its key was never used.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {}
         Err(error) => return Err(error),
     }
+    let mut key = [0; KEY_BYTES];
     File::open("/dev/urandom")?.read_exact(&mut key)?;
     write(&path, &key)?;
+    Ok(key)
+}
+
+/// The random key of this folder, if there is one.
+///
+/// # Errors
+/// There is none, or it cannot be read or is not whole.
+pub(crate) fn existing_key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
+    let mut key = [0; KEY_BYTES];
+    File::open(folder.join(KEY))?.read_exact(&mut key)?;
     Ok(key)
 }
 
@@ -211,6 +244,32 @@ mod tests {
         fs::set_permissions(&other, Permissions::from_mode(0o644)).unwrap();
         open(&folder).unwrap();
         assert_eq!((mode(&folder), mode(&other), mode(&folder.join("lock"))), (0o755, 0o644, 0o600));
+    }
+
+    #[test]
+    fn files_that_others_may_write_to_are_refused_and_not_corrected() {
+        let around = tempfile::tempdir().unwrap();
+        let folder = around.path().join("state");
+        assert_eq!(check(&folder), Ok(()), "missing");
+        open(&folder).unwrap();
+        for name in ["journal.jsonl", "journal.tmp", "key", "lock", "ports.json", "tuner.jsonl.1", "p.a.log", SOCKET] {
+            let path = folder.join(name);
+            fs::write(&path, "x").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+            assert_eq!(check(&folder), Ok(()), "{name}");
+            fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
+            let text = check(&folder).unwrap_err().to_string();
+            assert!(text.contains(&format!("chmod go-w {}", path.display())), "{text}");
+            fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+            let text = check(&folder).unwrap_err().to_string();
+            assert!(text.contains(&format!("rm -r {}", path.display())), "{text}");
+            fs::remove_file(&path).unwrap();
+        }
+        // Files that are not of the gateway are of no interest.
+        fs::write(folder.join("notes"), "x").unwrap();
+        fs::set_permissions(folder.join("notes"), Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(check(&folder), Ok(()));
     }
 
     #[test]

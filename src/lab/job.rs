@@ -19,6 +19,7 @@ use sluice_bench::load::workload::LoadRequest;
 use sluice_bench::{Api, Record, RunPlan};
 use sluice_core::openai::Route;
 use sluice_gateway::flow::{Flow, IncomingRequest};
+use sluice_gateway::origin::Origin;
 
 /// The gateway's request path in front of simulated engines.
 pub(crate) type LabFlow = Flow<LabUpstream, LastRecord>;
@@ -83,6 +84,7 @@ impl Job {
             method: Method::POST,
             path: self.api.path().to_owned(),
             headers: HeaderMap::new(),
+            priority: None,
             content_type: "application/json".to_owned(),
             body: request.body,
             arrived: Instant::now(),
@@ -91,7 +93,7 @@ impl Job {
             trace: None,
             routing: self.flow.routing_table(),
             client: None,
-            network: None,
+            origin: Origin::default(),
             key: None,
             copy_for: None,
         });

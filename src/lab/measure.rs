@@ -247,7 +247,7 @@ impl<'a> Measured<'a> {
             Kind::Attainment => percent(metrics.good, metrics.judged() + metrics.unfinished),
             Kind::Failed => percent(metrics.failed + metrics.unfinished, metrics.sent),
             Kind::Rate => metrics.per_second(metrics.completed),
-            Kind::Tokens => metrics.per_second(metrics.output_tokens),
+            Kind::Tokens => metrics.output_rate().unwrap_or(f64::NAN),
             Kind::HitRate => self.hit_rate() * 100.0,
             Kind::Busy => self.mean_busy() / self.seconds * 100.0,
             Kind::Imbalance => self.busy.iter().copied().fold(0.0, f64::max) / self.mean_busy(),
@@ -329,6 +329,13 @@ mod tests {
         for name in ["all.attainment", "all.failed", "preemptions"] {
             assert!(value(&RunResult::default(), name).is_nan(), "{name}");
         }
+        // One response whose tokens were not counted makes their rate unknown.
+        let counted = |output_tokens| Record { outcome: Outcome::Completed, output_tokens, ..Record::default() };
+        let tokens = |records: Vec<Record>| {
+            value(&RunResult { requests: records, duration: 2.0, ..RunResult::default() }, "all.tokens")
+        };
+        assert_eq!(tokens(vec![counted(Some(4)), counted(Some(6))]), 5.0);
+        assert!(tokens(vec![counted(Some(4)), counted(None)]).is_nan());
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl Simulation {
             let adapters = if sim.lora { lab.adapter_names() } else { Vec::new() };
             let served = Served::list(sim.names.iter().chain(&adapters).map(|name| &**name));
             admission.set_ceiling(*backend, lab.launched.then_some(sim.engine.max_num_seqs));
-            admission.set_served(*backend, served, Some(u64::from(sim.max_model_len)));
+            admission.set_served(*backend, served, Some(u64::from(sim.max_model_len)), start);
             if sim.lora {
                 admission.set_adapter_slots(*backend, sim.engine.max_loras as usize);
             }

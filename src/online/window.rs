@@ -19,7 +19,7 @@ use crate::scaler::Tally;
 use crate::usage::Usage;
 use sluice_core::meter::slo::Objectives;
 use sluice_gateway::config::Config;
-use sluice_gateway::experiment::CopyOutcome;
+use sluice_gateway::experiment::{CopyOutcome, OriginShares};
 use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::{PoolView, WaitingRequest};
@@ -287,8 +287,8 @@ struct Observed {
 #[derive(Debug, Default)]
 struct Gathered {
     pools: Vec<Observed>,
-    /// The labels of the arms that are compared, and their requests.
-    arms: Option<([String; 2], Arms)>,
+    /// The labels of the arms that are compared, their requests, and whose requests failed.
+    arms: Option<([String; 2], Arms, [OriginShares; 2])>,
     recent: Recent,
 }
 
@@ -324,11 +324,11 @@ impl Observer {
         let Gathered { pools, arms, recent } = &mut *self.0.lock();
         let Some(pool) = pools.iter_mut().find(|pool| pool.name == *home) else { return };
         let arrived = now.saturating_sub(record.total);
-        let arm = arms.as_mut().zip(record.assigned.as_ref()).and_then(|((labels, arms), assigned)| {
-            Some((labels.iter().position(|label| **label == *assigned.arm().label)?, arms))
+        let arm = arms.as_mut().zip(record.assigned.as_ref()).and_then(|((labels, arms, origins), assigned)| {
+            Some((labels.iter().position(|label| **label == *assigned.arm().label)?, arms, origins))
         });
         if let Some(copy) = record.copy {
-            if let (Some((arm, arms)), CopyOutcome::Completed | CopyOutcome::Failed) = (arm, copy) {
+            if let (Some((arm, arms, _)), CopyOutcome::Completed | CopyOutcome::Failed) = (arm, copy) {
                 arms.add(arm, (arrived, now), 0.0, copy == CopyOutcome::Failed);
             }
             return;
@@ -352,7 +352,13 @@ impl Observer {
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
-        if let Some((arm, arms)) = arm
+        // Failures of one client among several count as far as those of others confirm them.
+        let is_confirmed = |arm: usize, origins: &mut [OriginShares; 2]| {
+            let is_only = origins.iter().all(|own| own.is_only(record.origin));
+            origins[arm].note(record.origin, failed) || is_only
+        };
+        if let Some((arm, arms, origins)) = arm
+            && is_confirmed(arm, origins)
             && let Some(loss) = judged.map(|judged| judged.loss).or(failed.then_some(LOSS_OF_SHED))
         {
             arms.add(arm, (arrived, now), loss, failed);
@@ -373,12 +379,12 @@ impl Observer {
 
     /// Counts the requests of these arms, those that arrive from `from` on; `None`: of no arms.
     pub fn compare(&self, labels: Option<[String; 2]>, from: Duration) {
-        self.0.lock().arms = labels.map(|labels| (labels, Arms::new(from)));
+        self.0.lock().arms = labels.map(|labels| (labels, Arms::new(from), Default::default()));
     }
 
     /// What was counted of them.
     pub fn arms(&self) -> Arms {
-        self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms)| arms.clone())
+        self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms, _)| arms.clone())
     }
 
     /// Requests of these pools so far, and those that missed an objective.

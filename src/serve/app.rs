@@ -24,7 +24,7 @@ use crate::fleet::{Fleet, JournalError, PortsError, Prober, ReportedModels, watc
 use crate::flow::{LearnedState, RoutingTable};
 use crate::pool::{Admission, PoolLayout};
 use crate::proxy::{ClientLimits, ListenError, ProxyFlow};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{AccessLogError, Telemetry, TelemetryError};
 
 /// Where a reload reads the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub enum StartError {
     },
     /// The access log could not be opened, or traces cannot be sent.
     #[error(transparent)]
-    Telemetry(#[from] crate::telemetry::TelemetryError),
+    Telemetry(#[from] TelemetryError),
     /// The journal of the engines could not be opened.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -72,6 +72,18 @@ pub enum StartError {
     /// The running gateway has not handed over.
     #[error(transparent)]
     Upgrade(#[from] UpgradeError),
+}
+
+impl StartError {
+    /// Whether it is the configuration that names something which cannot be used: another start fails the same way.
+    pub fn is_of_configuration(&self) -> bool {
+        match self {
+            Self::Tokenizer { .. } | Self::Ports(_) => true,
+            Self::Journal(error) => matches!(error, JournalError::Unusable { .. }),
+            Self::Telemetry(error) => matches!(error, TelemetryError::AccessLog(AccessLogError::Open { .. })),
+            Self::Listen(_) | Self::NoShare { .. } | Self::Upgrade(_) => false,
+        }
+    }
 }
 
 /// The parts of a running gateway.

@@ -1,24 +1,40 @@
 //! The checks that a configuration passes before it is put in force, beyond those that its text alone allows.
 //!
 //! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API passes the same checks of an
-//! engine ([`check_settings`]). So nothing is called valid that is refused a moment later. Nothing is started or bound. A
-//! program of vLLM is run once for each version, to list its flags. Bound of that at a start: [`START_FLAGS_MAX`].
+//! engine ([`check_settings`]). So nothing is called valid that is refused a moment later. Nothing is started or bound.
+//!
+//! Some problems are remarks, because it is not known whether they would be met. [`Purpose::Look`] does not know the user of the
+//! gateway, so a file or folder that is denied is one. Where one of several gateways leads, problems of the engines are, at a look,
+//! and problems of `fleet.state`, at a look and a start.
+//!
+//! A program of vLLM is run once for each version, to list its flags. A start waits [`START_FLAGS_MAX`] for all programs together,
+//! and runs none again that was too slow.
 
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use rustix::fs::Access;
+use tokio::time::{Instant, timeout_at};
 
 use super::app::{StartError, load_counters};
 use super::engines;
 use crate::config::{ClusterLeader, Config, Loaded, LogTarget, Problem, Problems, Situation, Target};
-use crate::fleet::driver::{EngineSettings, SharedDriver};
-use crate::fleet::{EngineSpec, check_settings, check_values, is_running};
+use crate::fleet::driver::{EngineFailure, EngineSettings, Notice, SharedDriver};
+use crate::fleet::{
+    EngineSpec, JournalError, PortsError, check_journal, check_settings, check_state, check_values, is_running,
+};
 use crate::flow::specs;
+use crate::owner::{Untrusted, check_named_file, own_user};
 use crate::pool::Admission;
 
-/// The longest that a start waits for the list of flags of an engine's program; without it, the engine's own start checks them.
-/// Clients are not served meanwhile.
+/// The longest that a start waits for the lists of flags of all engines' programs; without its list, an engine's own start checks
+/// the flags. Clients are not served meanwhile.
 const START_FLAGS_MAX: Duration = Duration::from_secs(20);
+
+/// The key of the folder of the journal.
+const STATE: &str = "fleet.state";
 
 /// What a configuration is checked for.
 #[derive(Clone, Copy, Debug)]
@@ -37,15 +53,20 @@ pub enum Purpose<'c> {
 /// # Errors
 /// Everything that would be refused.
 pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>, Problems> {
-    let mut found = Found { loaded, errors: Vec::new(), remarks: Vec::new() };
-    if let Purpose::Look = purpose {
+    let looks = matches!(purpose, Purpose::Look);
+    let mut config = loaded.config.clone();
+    let is_elected = config.cluster.as_ref().is_some_and(|cluster| cluster.leader != ClusterLeader::None);
+    let others_lead = is_elected && !matches!(purpose, Purpose::Reload(_));
+    let mut found = Found { loaded, looks, others_lead, errors: Vec::new(), remarks: Vec::new() };
+    if looks {
         // A start and a reload load them anyway.
         found.check_tokenizers();
     }
-    found.check_files();
+    found.check_written_files();
     found.check_pods();
-    let mut config = loaded.config.clone();
-    let is_elected = config.cluster.as_ref().is_some_and(|cluster| cluster.leader != ClusterLeader::None);
+    if engines::any(&config) {
+        found.check_state();
+    }
     let runs_engines = engines::any(&config) && !(is_elected && matches!(purpose, Purpose::Start));
     if runs_engines {
         found.check_ports(&mut config, purpose);
@@ -63,6 +84,10 @@ pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>,
 /// What was found so far.
 struct Found<'l> {
     loaded: &'l Loaded,
+    /// Nothing is started with the configuration now, and perhaps never by this user.
+    looks: bool,
+    /// One elected gateway starts the engines, perhaps on another machine.
+    others_lead: bool,
     errors: Vec<Problem>,
     remarks: Vec<String>,
 }
@@ -70,6 +95,38 @@ struct Found<'l> {
 impl Found<'_> {
     fn refuse(&mut self, path: String, situation: Situation) {
         self.errors.push(Problem::at(path, &self.loaded.origins, situation));
+    }
+
+    /// Refuses the settings of an engine, unless another gateway may start it.
+    fn refuse_engine(&mut self, path: String, situation: Situation) {
+        if self.others_lead {
+            self.remarks.push(format!("{path}: {situation}; the gateway that leads must be able to start this engine"));
+        } else {
+            self.refuse(path, situation);
+        }
+    }
+
+    /// Refuses a file or folder, unless it is only this user who may not use it.
+    fn refuse_place(&mut self, key: &str, reason: String, error: &io::Error) {
+        if self.looks && error.kind() == io::ErrorKind::PermissionDenied {
+            self.remarks.push(format!(
+                "{key}: {reason}; if the gateway runs as another user, run sluice check as that user (sudo -u USER)"
+            ));
+        } else if self.others_lead && key == STATE {
+            self.remarks.push(format!("{key}: {reason}; this gateway needs it as soon as it leads"));
+        } else {
+            self.refuse(key.to_owned(), Situation::Unusable { reason });
+        }
+    }
+
+    /// Refuses a file or folder that another user commands. An operator who looks at the files of a
+    /// service's user is told so; root may not start the gateway on them.
+    fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
+        let kind = match untrusted.is_foreign() && own_user() != 0 {
+            true => io::ErrorKind::PermissionDenied,
+            false => io::ErrorKind::Other,
+        };
+        self.refuse_place(key, untrusted.to_string(), &kind.into());
     }
 
     fn check_tokenizers(&mut self) {
@@ -83,26 +140,61 @@ impl Found<'_> {
         }
     }
 
-    /// Files and folders that the gateway writes. That a missing file can be made is seen by making it only.
-    fn check_files(&mut self) {
+    /// Logs and records: whether a file can be written, or made in its folder.
+    fn check_written_files(&mut self) {
         let config = &self.loaded.config;
         let mut files = Vec::new();
         if let Some(LogTarget::File(file)) = config.access_log.as_ref().map(|log| &log.path) {
-            files.push(("access_log.path", file.clone()));
+            files.push(("access_log.path", file));
         }
-        files.extend(config.records.as_ref().map(|records| ("records.path", records.path.clone())));
-        for (key, file) in files.iter().filter(|(_, file)| file.is_file()) {
-            if let Err(error) = std::fs::OpenOptions::new().append(true).open(file) {
-                let reason = format!("{} cannot be written: {error}", file.display());
-                self.refuse((*key).to_owned(), Situation::Unusable { reason });
+        files.extend(config.records.as_ref().map(|records| ("records.path", &records.path)));
+        for (key, file) in files {
+            let written = match file.is_file() {
+                true => std::fs::OpenOptions::new().append(true).open(file).map(drop),
+                // A pipe or a device is there and is not opened: that may wait for a reader.
+                false if file.exists() => Ok(()),
+                false => can_make(file).map_err(|(_, error)| error),
+            };
+            if let Err(error) = written {
+                self.refuse_place(key, format!("{} cannot be written: {error}", file.display()), &error);
             }
         }
+        if let Some(records) = &config.records
+            && let Err(untrusted) = check_named_file(&records.path)
+        {
+            self.refuse_untrusted("records.path", &untrusted);
+        }
+    }
+
+    /// Whether something is said of a key already.
+    fn names(&self, key: &str) -> bool {
+        let remark = |text: &String| text.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
+        self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
+    }
+
+    /// The folder of the journal: whether it can be made or written, and the files that are in it.
+    fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
+        // Also without engines: experiments, the tuner's limits and the socket for upgrades are
+        // there.
+        if let Err(untrusted) = check_state(state) {
+            return self.refuse_untrusted(STATE, &untrusted);
+        }
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
-        let is_used = engines::any(&self.loaded.config);
-        if let Some(blocking) = place.ancestors().find(|path| path.exists()).filter(|path| is_used && !path.is_dir()) {
-            let reason = format!("{} is not a folder; name one that the gateway may write to", blocking.display());
-            self.refuse("fleet.state".to_owned(), Situation::Unusable { reason });
+        let usable = can_make(&place).and_then(|()| match check_journal(&place) {
+            Err(JournalError::Unusable { path, source }) => Err((path, source)),
+            // Whether another gateway uses it is seen at the start.
+            Ok(()) | Err(JournalError::Taken { .. }) => Ok(()),
+        });
+        if let Err((path, error)) = usable {
+            let path = path.display();
+            let reason = match error.kind() {
+                io::ErrorKind::NotADirectory => {
+                    format!("{path} is not a folder; name one that the gateway may write to")
+                }
+                _ => format!("{path}: {error}; name a folder that the gateway may write to"),
+            };
+            self.refuse_place(STATE, reason, &error);
         }
     }
 
@@ -120,8 +212,19 @@ impl Found<'_> {
     /// Gives each engine the port that it would get.
     fn check_ports(&mut self, config: &mut Config, purpose: Purpose<'_>) {
         let running = if let Purpose::Reload(running) = purpose { Some(running) } else { None };
-        if let Err(error) = engines::settle_ports(config, running, false) {
-            self.refuse("fleet.ports".to_owned(), Situation::Unusable { reason: error.to_string() });
+        match engines::settle_ports(config, running, false) {
+            Ok(_) => {}
+            // A folder that is denied as a whole is named once.
+            Err(PortsError::Unusable { .. }) if self.names(STATE) => {}
+            Err(PortsError::Unusable { path, source }) => {
+                let reason = format!("{}: {source}; name a folder that the gateway may write to", path.display());
+                self.refuse_place(STATE, reason, &source);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                let reason = text.strip_prefix("fleet.ports: ").unwrap_or(&text).to_owned();
+                self.refuse_engine("fleet.ports".to_owned(), Situation::Unusable { reason });
+            }
         }
     }
 
@@ -130,6 +233,7 @@ impl Found<'_> {
             Purpose::Reload(running) => specs_of(running),
             Purpose::Look | Purpose::Start => Vec::new(),
         };
+        let mut flags = FlagLists::new(purpose);
         for (path, spec) in paths(config).into_iter().zip(specs_of(config)) {
             let is_same = |other: &EngineSpec| {
                 (&other.name, &other.target, &other.settings) == (&spec.name, &spec.target, &spec.settings)
@@ -140,18 +244,78 @@ impl Found<'_> {
                 continue;
             }
             let driver = driver(&spec, purpose);
-            let checked = check_settings(&*driver, &spec, &spec.settings);
-            let limit = if matches!(purpose, Purpose::Start) { START_FLAGS_MAX } else { Duration::MAX };
-            match timeout(limit, checked).await {
-                Ok(Ok(notices)) => self.remarks.extend(notices.iter().map(|notice| format!("{path}: {notice}"))),
-                Ok(Err(failure)) => self.refuse(path, Situation::EngineUnfit { reason: failure.to_string() }),
-                Err(_) => self.remarks.push(format!(
-                    "{path}: its program has not listed its flags within {} s; they are checked when the engine starts",
-                    limit.as_secs()
-                )),
+            let checked = match flags.check(&spec, &driver).await {
+                Some(checked) => checked,
+                None => {
+                    self.remarks.push(format!(
+                        "{path}: its program has not listed its flags within {} s; they are checked when the engine starts",
+                        START_FLAGS_MAX.as_secs()
+                    ));
+                    check_values(&spec.settings).map(|()| Vec::new())
+                }
+            };
+            match checked {
+                Ok(notices) => self.remarks.extend(notices.iter().map(|notice| format!("{path}: {notice}"))),
+                Err(failure) => {
+                    self.refuse_engine(path, Situation::EngineUnfit { reason: failure.to_string() });
+                }
             }
         }
     }
+}
+
+/// The checks against the flags that programs list, within the time of a start.
+struct FlagLists {
+    /// `None`: they may take as long as they need.
+    until: Option<Instant>,
+    /// Programs that have not answered in time, as they are written, with the `PATH` of their engine. Bound: one for each engine.
+    slow: BTreeSet<(String, Option<String>)>,
+}
+
+impl FlagLists {
+    fn new(purpose: Purpose<'_>) -> Self {
+        let until = matches!(purpose, Purpose::Start).then(|| Instant::now() + START_FLAGS_MAX);
+        Self { until, slow: BTreeSet::new() }
+    }
+
+    /// Checks an engine; `None` where its program is too slow.
+    async fn check(&mut self, spec: &EngineSpec, driver: &SharedDriver) -> Option<Result<Vec<Notice>, EngineFailure>> {
+        let program = program(&spec.target);
+        if program.as_ref().is_some_and(|program| self.slow.contains(program)) {
+            return None;
+        }
+        let checked = check_settings(&**driver, spec, &spec.settings);
+        let Some(until) = self.until else { return Some(checked.await) };
+        // After that moment it still ends well if the list is known already.
+        let checked = timeout_at(until, checked).await.ok();
+        if checked.is_none() {
+            self.slow.extend(program);
+        }
+        checked
+    }
+}
+
+/// The program that lists the flags of an engine.
+fn program(target: &Target) -> Option<(String, Option<String>)> {
+    let Target::Launch(launch) = target else { return None };
+    let path = launch.env.get("PATH").map(|path| path.expose().to_owned());
+    Some((launch.command.first()?.clone(), path))
+}
+
+/// Whether this user may write a folder or, if it does not exist, may make it in the nearest one that does; else the path that is
+/// in the way.
+fn can_make(place: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
+    let Some(nearest) = place.ancestors().find(|path| path.exists()) else { return Ok(()) };
+    let failed = |error: io::Error| (nearest.to_owned(), error);
+    if !nearest.is_dir() {
+        return Err(failed(io::ErrorKind::NotADirectory.into()));
+    }
+    let mut access = Access::WRITE_OK | Access::EXEC_OK;
+    if nearest == place {
+        access |= Access::READ_OK;
+    }
+    rustix::fs::access(nearest, access).map_err(|error| failed(error.into()))
 }
 
 fn driver(spec: &EngineSpec, purpose: Purpose<'_>) -> SharedDriver {
@@ -186,3 +350,6 @@ fn paths(config: &Config) -> Vec<String> {
     }
     paths
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,7 @@ const SERVES: &str = "serve";
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
+        | RestartError::NotSaved(_)
         | RestartError::NotManaged(_)
         | RestartError::ShuttingDown
         | RestartError::Outdated => Restarted::Blocked(error.to_string()),
@@ -164,7 +165,7 @@ impl App {
                 (orders, tuner.take_events())
             };
             app.follow(orders.contains(&Order::Configure), events);
-            app.tuning.save();
+            app.tuning.save_or_warn();
             orders
         });
         match ended.await {
@@ -186,7 +187,7 @@ impl App {
             (changed, tuner.take_events())
         };
         self.follow(changed, events);
-        tuning.save();
+        tuning.save_or_warn();
     }
 
     /// Simulates other limits, and lets the tuner decide.
@@ -200,7 +201,7 @@ impl App {
             (changed, tuner.take_events())
         };
         self.follow(changed, events);
-        tuning.save();
+        tuning.save_or_warn();
     }
 
     /// This deployment as a simulation; `None` unless the configuration describes the engines and the gateway runs them all.

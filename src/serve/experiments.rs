@@ -61,8 +61,8 @@ impl App {
             let (app, folder) = (Arc::clone(&self), folder.clone());
             let turn = tokio::task::spawn_blocking(move || {
                 app.learned.experiments.advance(Timestamp::now());
-                if due {
-                    app.save_experiments(&folder);
+                if due && let Err(error) = app.save_experiments(&folder) {
+                    tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
                 }
             });
             if let Err(error) = turn.await {
@@ -78,17 +78,15 @@ impl App {
     }
 
     /// Saves what was measured, also of experiments that do not fit the configuration now.
-    fn save_experiments(&self, folder: &Path) {
+    fn save_experiments(&self, folder: &Path) -> std::io::Result<()> {
         let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
         let saved = self.learned.experiments.save(|name| left_out.iter().any(|other| other == name));
         if saved.is_empty() || !self.fleet.lead().is_held() {
-            return;
+            return Ok(());
         }
         // Cannot fail: no map keys.
         let bytes = serde_json::to_vec(&saved).unwrap_or_default();
-        if let Err(error) = fleet::replace_state(folder, FILE, &bytes) {
-            tracing::warn!(folder = %folder.display(), %error, "experiments cannot be saved; a restart of the gateway begins them anew");
-        }
+        fleet::replace_state(folder, FILE, &bytes)
     }
 
     /// Serves copies for shadow arms, which requests have from this call on, until `end` is true.
@@ -336,7 +334,10 @@ impl ExperimentControl for App {
             }
         };
         experiment.state.order(phase);
-        self.save_experiments(&self.config.load().fleet.state);
+        let folder = self.config.load().fleet.state.clone();
+        if let Err(error) = self.save_experiments(&folder) {
+            return Err(ExperimentError::OrderNotSaved { folder, reason: error.to_string() });
+        }
         Ok(ExperimentReport::new(&experiment, true))
     }
 }

@@ -159,7 +159,7 @@ impl App {
                 };
                 if ends_in_order {
                     deciders.end().await;
-                    self.tuning.save();
+                    self.tuning.save_or_warn();
                 } else {
                     deciders.abort();
                 }

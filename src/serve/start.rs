@@ -255,11 +255,14 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &ProxyFlow) {
+/// The flow is weak: it holds the telemetry.
+fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
     let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
+    let flow = Arc::downgrade(flow);
     telemetry.show_clients(move || {
         let (response_bytes, response_bytes_max) = memory.view();
-        ClientView { response_bytes, response_bytes_max, ..counted.view() }
+        let responses_gave_way = flow.upgrade().map_or(0, |flow| flow.forgotten_responses());
+        ClientView { response_bytes, response_bytes_max, responses_gave_way, ..counted.view() }
     });
 }
 
@@ -270,6 +273,8 @@ fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());
     app.telemetry.show_tuner(view, app.tuning.observe());
+    let keys = Arc::clone(&app.learned.key_usage);
+    app.telemetry.show_keys(move || keys.tokens(Instant::now()));
     let shown = Arc::downgrade(app);
     app.telemetry.show_pool_engines(move || shown.upgrade().map_or_else(Vec::new, |app| app.scaling.view()));
     let shown = Arc::downgrade(app);

@@ -110,7 +110,7 @@ impl App {
         let begins = orders.iter().any(|order| matches!(order, Order::Restart { .. }));
         self.follow(changed, events);
         if begins {
-            self.tuning.save();
+            self.tuning.save_or_warn();
         }
         orders
     }
@@ -165,7 +165,10 @@ impl TunerControl for App {
         let events = tuner.take_events();
         drop(tuner);
         self.follow(changed, events);
-        self.tuning.save();
+        self.tuning.save().map_err(|error| TunerError::NotSaved {
+            folder: self.config.load().fleet.state.clone(),
+            reason: error.to_string(),
+        })?;
         Ok(self.tuning.report())
     }
 }

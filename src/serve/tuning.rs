@@ -142,28 +142,36 @@ impl Tuning {
         if let Err(error) = fleet::append_state(&self.folder, JOURNAL, &lines, JOURNAL_MAX) {
             tracing::warn!(folder = %self.folder.display(), %error, "the tuner's journal cannot be written");
         }
-        self.save();
+        self.save_or_warn();
     }
 
     /// Saves for the last time: another gateway goes on from there. `false` undoes it.
     pub(super) fn release(&self, released: bool) {
         if released {
-            self.save();
+            self.save_or_warn();
         }
         // Under the lock, so that no thread still saves.
         let _alone = self.saving.lock();
         self.released.store(released, Ordering::Relaxed);
     }
 
-    /// Saves the limits that were kept.
-    pub(super) fn save(&self) {
+    /// Saves the limits that were kept, unless another gateway has the files.
+    ///
+    /// # Errors
+    /// They cannot be written: what was saved before stays.
+    pub(super) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
-            return;
+            return Ok(());
         }
         // Cannot fail: all keys are strings.
         let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
-        if let Err(error) = fleet::replace_state(&self.folder, STATE, &bytes) {
+        fleet::replace_state(&self.folder, STATE, &bytes)
+    }
+
+    /// The same where no operator waits for an answer.
+    pub(super) fn save_or_warn(&self) {
+        if let Err(error) = self.save() {
             tracing::warn!(
                 folder = %self.folder.display(), %error,
                 "the tuner's limits cannot be saved; a restart of the gateway begins with those of the configuration"

@@ -19,6 +19,7 @@ use crate::error::TuneError;
 use crate::load_line::LoadLine;
 use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
+use sluice_gateway::owner::check_named_file;
 
 /// Version of the format of the lines. A journal with another version is refused.
 const FORM: u32 = 1;
@@ -112,6 +113,7 @@ impl Journal {
     /// # Errors
     /// It cannot be read, belongs to something else, or is damaged before its last line.
     pub fn resume(path: &Path, header: &Header) -> Result<(Self, Vec<Trial>), TuneError> {
+        check_named_file(path).map_err(|untrusted| unusable(path, untrusted.to_string()))?;
         let open = || -> std::io::Result<(File, Vec<u8>)> {
             let mut file = OpenOptions::new().read(true).write(true).open(path)?;
             let mut bytes = Vec::new();

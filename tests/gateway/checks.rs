@@ -1,10 +1,15 @@
 //! `sluice check` agrees with `sluice serve` and with a reload: what one of them refuses, the others refuse with the same words.
+//! Only a file that is denied to the user who checks is a remark.
 
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+
+use nix::sys::signal::Signal;
 
 use crate::commands::run;
 use crate::ports::free_port;
-use crate::test_gateway::TestGateway;
+use crate::stop::Program;
+use crate::test_gateway::{TestGateway, eventually};
 
 /// A gateway with one engine of its own, which is this program as a simulator; `table` ends its `launch` table.
 fn configuration(state: &Path, command: &str, table: &str) -> String {
@@ -135,7 +140,62 @@ async fn files_and_folders_that_a_start_would_fail_at_are_named() {
     let (code, _, err) = run(&["check", path]).await;
     assert_eq!(code, 78, "{err}");
     assert!(err.contains("model[0].tokenizer: ") && err.contains("fleet.state: "), "{err}");
-    assert_ne!(run(&["serve", path]).await.0, 0);
+    let (code, _, served) = run(&["serve", path]).await;
+    assert_eq!(code, 78, "{served}");
+    assert!(served.contains("fleet.state: "), "{served}");
+}
+
+/// A copy of the program that every user can run, and a user to whom a file without any permission is denied.
+fn another_user(folder: &Path) -> (std::path::PathBuf, Option<u32>) {
+    let program = folder.join("sluice");
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
+    // Nothing is denied to root.
+    (program, (std::fs::metadata("/proc/self").unwrap().uid() == 0).then_some(65_534))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_are_denied_are_a_remark_of_check_and_end_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, user) = another_user(folder.path());
+    let (file, state) = (folder.path().join("sluice.toml"), folder.path().join("state"));
+    std::fs::create_dir(&state).unwrap();
+    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0)).unwrap();
+    let command = format!("[{program:?}, \"sim\", \"m\"]");
+    std::fs::write(&file, configuration(&state, &command, "port = 0")).unwrap();
+    let run = async |subcommand: &str| {
+        let mut command = tokio::process::Command::new(&program);
+        command.args([subcommand, file.to_str().unwrap()]).kill_on_drop(true);
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
+        let output = command.output().await.unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, checked) = run("check").await;
+    assert_eq!(code, Some(0), "{checked}");
+    assert!(checked.contains("run sluice check as that user"), "{checked}");
+    assert_eq!(checked.matches("fleet.state").count(), 1, "{checked}");
+    let (code, served) = run("serve").await;
+    assert_eq!(code, Some(78), "{served}");
+    assert!(served.contains("fleet.state: ") && served.contains("Permission denied"), "{served}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signals_that_come_while_a_start_checks_the_configuration_do_not_kill_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, asked) = (folder.path().join("sluice.toml"), folder.path().join("asked"));
+    let script = format!("touch '{}'; exec sleep 60", asked.display());
+    let text =
+        configuration(&folder.path().join("state"), &format!("[\"sh\", \"-c\", {script:?}, \"serve\"]"), "port = 0");
+    std::fs::write(&file, text).unwrap();
+    let mut program = Program::begin(&file);
+    eventually("its program is asked for its flags", async || asked.exists()).await;
+    program.signal(Signal::SIGHUP);
+    program.signal(Signal::SIGTERM);
+    program.line("stopped while the configuration was checked").await;
+    assert_eq!(program.code().await, Some(0), "{}", program.log);
+    assert!(!folder.path().join("state/journal.jsonl").exists(), "nothing was started");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -32,6 +32,8 @@ async fn check_asks_every_backend_and_fails_if_one_is_not_as_configured() {
     assert!(out.contains("ok      only/b0") && out.contains("failed  only/b1"), "{out}");
     assert!(out.contains("does not serve m; it serves n"), "{out}");
     assert!(out.contains("note    pool only: its engines serve different requests: b0 lacks n; b1 lacks m"), "{out}");
+    let (code, out, err) = run(&["check", "--probe", "--quiet", path]).await;
+    assert_eq!((code, out.lines().count(), err.as_str()), (1, 1, ""), "no note: {out}");
     other.set_healthy(false);
     let (code, out, err) = run(&["check", "--probe", "--quiet", path]).await;
     assert_eq!((code, out.lines().count(), err.as_str()), (1, 1, ""), "{out}");
@@ -101,4 +103,29 @@ async fn an_admin_port_that_other_machines_reach_needs_a_token() {
     }
     let with = ["--set", "server.admin=:8081", "--set", "auth.admin_token=secret"];
     assert_eq!(run(&[&["check", path][..], &with].concat()).await.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_gateway_of_the_environment_is_asked_unless_a_flag_names_another() {
+    let engine = Engine::always(completion()).await;
+    let gateway = TestGateway::over(&[engine.url()], &[]).await;
+    let status = async |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.arg("status").args(args).env("SLUICE_ADMIN", format!("http://{}", gateway.admin()));
+        let output = command.stdin(Stdio::null()).output().await.unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, out) = status(&[]).await;
+    assert!(code == Some(0) && out.contains("only/b0"), "{code:?} {out}");
+    let (code, out) = status(&["--admin", &format!("http://127.0.0.1:{}", free_port())]).await;
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_version_is_that_of_the_package_in_both_forms() {
+    let (code, out, err) = run(&["version"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with(&format!("sluice {}", env!("CARGO_PKG_VERSION"))) && out.lines().count() == 1, "{out}");
+    assert_eq!(run(&["--version"]).await, (0, out, String::new()));
 }

@@ -37,8 +37,10 @@ async fn broken_streams_of_the_only_backend_are_logged_with_a_bound_and_shown_as
     let engine = Engine::always(vec![send(STREAM.to_owned() + &chunk(&event("one"))), Step::Close]).await;
     let folder = tempfile::tempdir().unwrap();
     let mut program = serve(folder.path(), &[&engine]).await;
-    for _ in 0..13 {
-        let response = TestClient::to(program.client).await.request(chat(STREAMED)).await;
+    for number in 0..13 {
+        // Another body each time: one that engines die of is refused.
+        let body = STREAMED.replace("hi", &format!("hi {number}"));
+        let response = TestClient::to(program.client).await.request(chat(&body)).await;
         assert!(response.text().contains("event: error"), "{}", response.text());
     }
     let shown = status(&program).await;

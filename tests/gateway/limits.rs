@@ -142,7 +142,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
     let gateway = TestGateway::over(&[engine.url()], &["server.max_connections=4"]).await;
     assert_eq!(gateway.metric("sluice_client_connections_max", &[]).await, 4.0);
     let connections = async || gateway.metric("sluice_client_connections", &[]).await;
-    // Three quarters of them for one address.
+    // Requests of one address on three quarters of them.
     let mut held = Vec::new();
     for _ in 0..3 {
         let mut client = gateway.client().await;
@@ -157,15 +157,16 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
         assert!(response.is(503, "too_many_connections").head.retry_after() >= 1);
         assert_eq!(client.closed().await, "");
     }
-    // A connection that sends no request is closed soon.
+    // A connection without a request has the last place, until another address needs it.
     let mut silent = gateway.client().await;
     eventually("it is open", async || connections().await == 4.0).await;
-    assert_eq!(silent.closed().await, "");
-    eventually("it is closed", async || connections().await == 3.0).await;
-    // The last place is for another address; then there is none for any.
     let connected = async |from: &str| TestClient::between(from.parse().unwrap(), gateway.address()).await;
     let mut fourth = connected("127.0.0.2:0").await;
-    assert_eq!(fourth.request(get("/health")).await.status(), 200);
+    assert_eq!(silent.closed().await, "");
+    fourth.send("POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: 9\r\n\r\n{").await;
+    let bytes = (3 * CHAT.len() + 1) as f64;
+    eventually("its request has begun", async || counted(&gateway).await == bytes).await;
+    // Now each has a request, and there is none for any.
     connected("127.0.0.3:0").await.request(get("/health")).await.is(503, "too_many_connections");
     drop(fourth);
     eventually("it is closed", async || connections().await == 3.0).await;

@@ -6,11 +6,13 @@
 //!
 //! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `access_log`, `admin` (who may
 //! use the admin port, and how long), `errors` (the table of the gateway's error responses), `input` (clients that
-//! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold),
+//! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold), `shares` (one does not keep out the others), `proxies` (that name their clients),
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
-//! `forms` (multipart), `encoded` (compressed), `paths`, `credentials`, `browsers` (pages of other origins), `requests` (what reaches an engine, and what does not), `stored` (stored responses),
-//! `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `models` (engines of one pool that serve different ones), `counting` (what the metrics count), `failing` (what the log says of
+//! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (whose
+//! `fleet.state` is), `credentials`, `browsers` (pages of other origins), `requests` (what reaches
+//! an engine, and what does not), `stored` (stored responses),
+//! `key_limits` (tokens of keys are settled), `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `models` (engines of one pool that serve different ones), `counting` (what the metrics count), `failing` (what the log says of
 //! engines that fail), `failover`, `checks` (what check, serve and a reload refuse), `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS
@@ -48,18 +50,24 @@ mod health;
 mod hostile;
 mod http2;
 mod input;
+mod key_limits;
 mod leaving;
 mod length;
 mod limits;
 mod models;
+mod origins;
 mod paths;
+mod priority;
+mod proxies;
 mod records;
 mod reload;
 mod reload_keys;
 mod requests;
 mod shadow;
+mod shares;
 mod simulator;
 mod slow_readers;
+mod state_owner;
 mod stop;
 mod secrets;
 mod stored;

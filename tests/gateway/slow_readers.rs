@@ -16,7 +16,7 @@ const TOKENS: usize = 100;
 const TOKEN: usize = 2_000;
 
 fn long_stream() -> Vec<Step> {
-    let token = chunk(&event(&"x".repeat(TOKEN)));
+    let token = chunk(&event(&"#".repeat(TOKEN)));
     let mut steps = vec![send(STREAM)];
     steps.extend((0..TOKENS).map(|_| send(token.clone())));
     steps.push(send(chunk(&ending()) + LAST));
@@ -48,7 +48,7 @@ async fn a_client_that_does_not_read_holds_no_slot_and_gets_every_byte_when_it_d
     // As slow as the objective for the whole request.
     tokio::time::sleep(Duration::from_millis(3_100)).await;
     let (text, reset) = rest(body).await;
-    assert_eq!((text.matches('x').count(), reset), (TOKENS * TOKEN, None));
+    assert_eq!((text.matches('#').count(), reset), (TOKENS * TOKEN, None));
     assert!(text.ends_with(&ending()));
     gateway.recorded("completed", 2.0).await;
     assert_eq!(gateway.metric("sluice_slo_requests_total", &["result=\"missed\""]).await, 0.0);
@@ -89,7 +89,7 @@ async fn a_client_that_reads_nothing_is_cut_after_its_time_and_one_that_reads_sl
     let mut slow = client.chat(STREAMED).await.head().await.into_body();
     for _ in 0..8 {
         tokio::time::sleep(Duration::from_millis(400)).await;
-        until(&mut slow, "xxxx").await;
+        until(&mut slow, "####").await;
     }
     assert_eq!(rest(slow).await.1, None);
     gateway.recorded("completed", 1.0).await;
@@ -105,6 +105,6 @@ async fn an_http1_client_that_does_not_read_holds_no_slot() {
     eventually("the engine has the request", async || engine.count() == 1).await;
     eventually("the slot is free", async || gateway.load() == (0, 0)).await;
     let response = client.response().await;
-    assert!(response.whole && response.text().matches('x').count() == TOKENS * TOKEN);
+    assert!(response.whole && response.text().matches('#').count() == TOKENS * TOKEN);
     gateway.settled().await;
 }

@@ -228,7 +228,7 @@ async fn the_program_reloads_on_sighup_and_ends_with_0_on_sigterm_when_its_strea
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lame_duck_serves_new_clients_while_it_is_not_ready_until_a_second_signal() {
-    let engine = Engine::always(completion()).await;
+    let engine = Engine::always(gated_stream()).await;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sluice.toml");
     std::fs::write(&path, one_pool(&[engine.url()]).replace("[[model]]", "lame_duck = \"5m\"\n[[model]]")).unwrap();
@@ -236,21 +236,28 @@ async fn a_lame_duck_serves_new_clients_while_it_is_not_ready_until_a_second_sig
     let address = program.client;
     let ready = async || TestClient::to(address).await.request(get("/ready")).await.status();
     eventually("its backend was probed", async || ready().await == 200).await;
+    let mut running = TestClient::to(address).await;
+    running.send(chat(STREAMED)).await.until("one").await;
     program.signal(nix::sys::signal::SIGTERM);
     program.line("stopping in 300s: /ready is 503, requests are still served").await;
     assert_eq!(ready().await, 503);
     assert_eq!(TestClient::to(program.client).await.request(get("/health")).await.status(), 200);
-    assert_eq!(
-        TestClient::to(program.client).await.request(chat(CHAT)).await.text(),
-        COMPLETION,
-        "a new client is served"
-    );
+    let mut new = TestClient::to(program.client).await;
+    new.send(chat(STREAMED)).await.until("one").await;
     let status = TestClient::to(program.admin).await.request(get("/admin/status")).await.text();
     assert!(status.contains("\"leaving\":true,\"shutting_down\":false"), "{status}");
     program.signal(nix::sys::signal::SIGINT);
     program.line("stopping: no new requests").await;
+    for _ in 0..4 {
+        engine.open_gate();
+    }
+    for client in [&mut running, &mut new] {
+        let response = client.response().await;
+        assert!(response.whole && response.text().ends_with(&ending()), "{}", response.text());
+    }
     assert_eq!(program.code().await, Some(0), "{}", program.log);
-    assert!(!program.log.contains("cut"), "{}", program.log);
+    program.rest().await;
+    assert!(program.log.contains("stopped") && !program.log.contains("cut"), "{}", program.log);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

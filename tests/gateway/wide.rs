@@ -129,8 +129,9 @@ async fn the_limits_of_a_key_count_sequences_and_tokens() {
     drop(held);
     eventually("it has left", async || gateway.load() == (0, 0)).await;
     assert_eq!(gateway.request(request("\"min_tokens\":9000", "hi")).await.status(), 200);
-    let paced = gateway.request(request("\"min_tokens\":9000", "hi")).await;
-    let wait = paced.is(429, "rate_limit_exceeded").head.retry_after();
-    assert!((5..=20).contains(&wait), "3,000 of 15,000 tokens a minute too many: {wait} s");
+    eventually("what was not used is given back", async || {
+        gateway.request(request("\"min_tokens\":9000", "hi")).await.status() == 200
+    })
+    .await;
     gateway.settled().await;
 }

@@ -30,6 +30,20 @@ async function site() {
   return `http://localhost:${server.address().port}`;
 }
 
+/** An engine that lets pages of one origin read it, as vLLM does with --allowed-origins. */
+async function allowing(origin) {
+  const models = JSON.stringify({ object: "list", data: [{ id: MODEL, object: "model" }] });
+  const server = createServer((request, response) => {
+    const allowed = request.headers.origin === origin;
+    if (allowed) response.setHeader("access-control-allow-origin", origin);
+    response.statusCode = request.method === "OPTIONS" && !allowed ? 400 : 200;
+    response.setHeader("content-type", "application/json").end(models);
+  });
+  await new Promise(resolve => server.listen(0, "127.0.0.1", resolve));
+  server.unref();
+  return `http://127.0.0.1:${server.address().port}`;
+}
+
 /** Starts a gateway before `engine` and returns its URL. `cors`: the line of the setting. */
 async function gateway(name, engine, cors) {
   const [client, admin] = [await freePort(), await freePort()];
@@ -52,7 +66,7 @@ async function checks() {
   rig.start("engine", ["sim", MODEL, "--host", "127.0.0.1", "--port", String(port), "--sim-startup", "0"]);
   await until("the engine is ready", async () => (await fetch(`${engine}/health`)).ok);
   const url = await gateway("listing", engine, `cors = ["${listed}"]`);
-  const unset = await gateway("unset", engine, "");
+  const [unset, allowed] = [await gateway("unset", engine, ""), await gateway("allowed", await allowing(listed), "")];
   const [page, stranger] = [await rig.elsewhere(listed), await rig.elsewhere(other)];
   const headers = { authorization: `Bearer ${KEY}`, "content-type": "application/json", "x-stainless-os": "Unknown", "x-request-id": "from-a-page" };
   const chat = stream => ({ method: "POST", headers, body: JSON.stringify({ model: MODEL, max_tokens: 4, stream, messages: [{ role: "user", content: "hi" }] }) });
@@ -83,14 +97,20 @@ async function checks() {
 
   await check("a page that is not listed can read nothing", async () => {
     for (const [path, options] of [["/health", {}], ["/v1/models", { headers }], ["/v1/chat/completions", chat(false)]]) {
+      assert.equal((await read(page, url, path, options))?.status, 200, `a listed page reads ${path}`);
       assert.equal(await read(stranger, url, path, options), null, path);
     }
   });
 
-  await check("cookies are never allowed", async () => assert.equal(await read(page, url, "/health", { credentials: "include" }), null));
+  await check("cookies are never allowed", async () => {
+    assert.equal((await read(page, url, "/health", { credentials: "omit" }))?.status, 200, "without them it is read");
+    assert.equal(await read(page, url, "/health", { credentials: "include" }), null);
+  });
 
-  await check("without the setting the engine decides, and this one allows no page", async () => {
+  await check("without the setting the engine decides: one allows no page, and one allows one", async () => {
     for (const one of [page, stranger]) assert.equal(await read(one, unset, "/v1/models", { headers }), null);
+    assert.equal((await read(page, allowed, "/v1/models", { headers }))?.status, 200, "the page that the engine allows");
+    assert.equal(await read(stranger, allowed, "/v1/models", { headers }), null);
   });
 }
 

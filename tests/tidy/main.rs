@@ -57,6 +57,13 @@ fn files() -> Vec<(String, String)> {
     ["src", "tests", "benches"].iter().flat_map(|folder| rust_files(folder, "")).collect()
 }
 
+/// buildah reads the one of the root, docker the one beside the Containerfile.
+#[test]
+fn an_image_is_built_from_the_same_files_by_docker_and_buildah() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    assert_eq!(read(".containerignore"), read("config/package/Containerfile.dockerignore"));
+}
+
 #[test]
 fn crates_use_only_crates_below() {
     let top: toml::Table = fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();

@@ -41,7 +41,7 @@ drain_timeout = "{{ .Values.drainSeconds }}s"
 admin_token = "env:SLUICE_ADMIN_TOKEN"
 
 [fleet]
-state = "/var/lib/sluice"
+state = "/var/lib/sluice/state"
 
 [log]
 format = "json"

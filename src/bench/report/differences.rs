@@ -2,66 +2,17 @@
 //!
 //! A change of the server is what a comparison is for; a change of the load makes it worthless. So differences of the load
 //! stand apart: arrivals, and for each class its lengths, weight and shared prefix, the tokens that the servers counted, and
-//! every flag of the command line that is not known to leave requests as they are. The other differences are named, too: model,
+//! every flag of the command line that is not known to leave requests as they are (`flags`). The other differences are named, too: model,
 //! servers, versions, objectives. What only one file knows (files of other tools and of earlier versions lack some fields) is
 //! no difference. Bounds: one sentence for each field, class and flag.
 
-use std::collections::BTreeMap;
+use super::flags::flags;
+use crate::result::record::{ClassConfig, Record, RunConfig, RunResult, Slo};
 
-use crate::result::record::{ClassConfig, RunConfig, RunResult, Slo};
-
-/// Flags that the fields of a result cover, or that only say what is shown and saved.
-const COVERED: [&str; 27] = [
-    "--append-result",
-    "--backend",
-    "--base-url",
-    "--burstiness",
-    "--class",
-    "--csv",
-    "--disable-tqdm",
-    "--endpoint",
-    "--goodput",
-    "--html",
-    "--json",
-    "--label",
-    "--lora-modules",
-    "--max-concurrency",
-    "--metadata",
-    "--metric-percentiles",
-    "--metrics-url",
-    "--model",
-    "--num-prompts",
-    "--percentile-metrics",
-    "--request-rate",
-    "--result-dir",
-    "--result-filename",
-    "--save-detailed",
-    "--save-result",
-    "--seed",
-    "--tokenizer",
-];
-
-/// Flags without a field of their own that leave the requests and their arrivals as they are.
-const BESIDE_LOAD: [&str; 16] = [
-    "--header",
-    "--host",
-    "--insecure",
-    "--num-warmups",
-    "--port",
-    "--profile",
-    "--ready-check-timeout-sec",
-    "--request-timeout",
-    "--reset-prefix-cache",
-    "--served-model-name",
-    "--skip-tokenizer-init",
-    "--sweep-max-concurrency",
-    "--sweep-num-prompts-factor",
-    "--sweep-request-rate",
-    "--tokenizer-mode",
-    "--trust-remote-code",
-];
-/// Prompts whose mean lengths differ by more than this share are another load.
+/// Prompts whose mean lengths differ by more than this share are another load, beyond chance.
 const MAX_LENGTH: f64 = 0.05;
+/// Standard errors by which two means of drawn lengths may differ by chance.
+const CHANCE: f64 = 3.0;
 
 /// What differs between two results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,22 +38,69 @@ pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
         }
     }
     classes(&a.config, &b.config, &mut found);
-    flags(&a.config, &b.config, &mut found);
+    for flag in flags(&a.config, &b.config) {
+        found.add(flag.is_load, sentence(&flag.name, &flag.was, &flag.is));
+    }
     if found.load.is_empty() {
         found.load.extend(lengths(a, b));
     }
     found
 }
 
-/// The lengths of prompts, as the servers counted them: the configurations may not say all.
-fn lengths(a: &RunResult, b: &RunResult) -> Option<String> {
-    let mean = |run: &RunResult| {
-        let completed = || run.requests.iter().filter(|record| record.is_completed());
-        completed().map(|record| record.prompt_tokens as f64).sum::<f64>() / completed().count().max(1) as f64
-    };
-    let (was, is) = (mean(a), mean(b));
-    let differ = (was - is).abs() > MAX_LENGTH * was.max(is);
-    differ.then(|| format!("prompts had {was:.0} tokens in A and {is:.0} in B on average, by the servers' count"))
+/// The lengths of prompts of each class, as the servers counted them: the configurations may not
+/// say all.
+fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
+    let has_several = |run: &RunResult| run.config.classes.len() > 1;
+    let mut names = vec![None];
+    if has_several(a) && has_several(b) {
+        names = a.config.classes.iter().map(|class| Some(class.name.as_str())).collect();
+    }
+    names.into_iter().filter_map(|name| class_lengths(a, b, name)).collect()
+}
+
+/// The lengths of one class, or of all requests.
+///
+/// The mean over completed requests falls where an engine fails at the long prompts of a class,
+/// although the load is the same. So the lengths differ only if those of completed and failed
+/// requests together differ as well: a failed request counts with the length that was asked for.
+fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<String> {
+    let completed = |run: &RunResult| PromptLengths::of(run, class, Record::is_completed);
+    let ended = |run: &RunResult| PromptLengths::of(run, class, |record| record.is_completed() || record.is_failed());
+    let (was, is) = (completed(a)?, completed(b)?);
+    let differ = was.differs(&is) && ended(a)?.differs(&ended(b)?);
+    let of = class.map_or_else(String::new, |class| format!(" of class '{class}'"));
+    differ.then(|| {
+        format!("prompts{of} had {:.0} tokens in A and {:.0} in B on average, by the servers' count", was.mean, is.mean)
+    })
+}
+
+/// The mean of some prompts' tokens, and its standard error.
+struct PromptLengths {
+    mean: f64,
+    error: f64,
+}
+
+impl PromptLengths {
+    /// None where no request counts.
+    fn of(run: &RunResult, class: Option<&str>, counts: impl Fn(&Record) -> bool) -> Option<Self> {
+        let name = |record: &Record| run.config.classes.get(record.class as usize).map(|class| class.name.as_str());
+        let known = |record: &&Record| counts(record) && record.prompt_tokens > 0;
+        let of_class = |record: &&Record| class.is_none() || name(record) == class;
+        let records = run.requests.iter().filter(known).filter(of_class);
+        let tokens: Vec<f64> = records.map(|record| record.prompt_tokens as f64).collect();
+        let many = tokens.len() as f64;
+        let mean = tokens.iter().sum::<f64>() / many;
+        let squares: f64 = tokens.iter().map(|tokens| (tokens - mean).powi(2)).sum();
+        let error = (squares / (many - 1.0).max(1.0) / many).sqrt();
+        (!tokens.is_empty()).then_some(Self { mean, error })
+    }
+
+    /// Whether the means differ by more than [`MAX_LENGTH`], and chance does not explain it.
+    fn differs(&self, other: &Self) -> bool {
+        let apart = (self.mean - other.mean).abs();
+        let chance = CHANCE * self.error.hypot(other.error);
+        apart - chance > MAX_LENGTH * self.mean.max(other.mean)
+    }
 }
 
 fn sentence(name: &str, was: &str, is: &str) -> String {
@@ -184,40 +182,6 @@ fn class_settings(config: &RunConfig, at: usize) -> [(bool, &'static str, String
         (false, "objective for TPOT", bound(tpot)),
         (false, "objective for E2EL", bound(e2el)),
     ]
-}
-
-/// Flags of the command line with other values, without those that are covered.
-fn flags(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
-    if a.arguments.is_empty() || b.arguments.is_empty() {
-        return;
-    }
-    let (was, is) = (by_flag(&a.arguments), by_flag(&b.arguments));
-    let names: std::collections::BTreeSet<&str> = was.keys().chain(is.keys()).copied().collect();
-    let value = |flags: &BTreeMap<&str, Vec<&str>>, name: &str| match flags.get(name) {
-        None => "not given".to_owned(),
-        Some(values) if values.is_empty() => "given".to_owned(),
-        Some(values) => values.join(" "),
-    };
-    for name in names.into_iter().filter(|name| !COVERED.contains(name) && was.get(name) != is.get(name)) {
-        found.add(!BESIDE_LOAD.contains(&name), sentence(name, &value(&was, name), &value(&is, name)));
-    }
-}
-
-/// The values of each flag; those of a repeated flag together.
-fn by_flag(arguments: &[String]) -> BTreeMap<&str, Vec<&str>> {
-    let (mut flags, mut last) = (BTreeMap::<&str, Vec<&str>>::new(), None);
-    for argument in arguments {
-        if let Some((name, value)) = argument.split_once('=').filter(|(name, _)| name.starts_with("--")) {
-            flags.entry(name).or_default().push(value);
-            last = Some(name);
-        } else if argument.starts_with("--") {
-            flags.entry(argument).or_default();
-            last = Some(argument);
-        } else if let Some(name) = last {
-            flags.entry(name).or_default().push(argument);
-        }
-    }
-    flags
 }
 
 #[cfg(test)]

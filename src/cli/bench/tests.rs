@@ -18,6 +18,30 @@ fn parsed(flags: &[&str]) -> BenchArgs {
     Parsed::parse_from([&["bench", "--disable-tqdm", "--json"], flags].concat()).bench
 }
 
+#[test]
+fn comparisons_know_every_alias_and_default_of_the_flags() {
+    use crate::bench::report::flags::{ALIASES, DEFAULTS, is_covered};
+    use clap::CommandFactory as _;
+    let command = Parsed::command();
+    let (mut aliases, mut defaults) = (Vec::new(), Vec::new());
+    for argument in command.get_arguments() {
+        let Some(name) = argument.get_long().map(|name| format!("--{name}")) else { continue };
+        let others = argument.get_all_aliases().unwrap_or_default();
+        aliases.extend(others.iter().map(|alias| (format!("--{alias}"), name.clone())));
+        // A search saves no result; a switch that is off is not given.
+        let takes_a_value = argument.get_action().takes_values();
+        if takes_a_value && !is_covered(&name) && !name.starts_with("--find-rate") {
+            let value = argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
+            defaults.extend(value.map(|value| (name, value)));
+        }
+    }
+    aliases.sort();
+    defaults.sort();
+    let owned = |(one, other): &(&str, &str)| ((*one).to_owned(), (*other).to_owned());
+    assert_eq!(aliases, ALIASES.iter().map(owned).collect::<Vec<_>>());
+    assert_eq!(defaults, DEFAULTS.iter().map(owned).collect::<Vec<_>>());
+}
+
 async fn engine() -> MockEngine {
     MockEngine::start(|_| MockResponse::stream(completion_stream(3), Duration::from_millis(1))).await
 }

@@ -44,7 +44,8 @@ struct Question {
 /// What a backend answered: text, where an error says what is not as configured, and the models that it lists.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Asks all backends and prints a line for each; with `quiet` only for those that fail. Returns the exit code.
+/// Asks all backends and prints a line for each, and notes; with `quiet` only the lines of backends that fail. Returns the exit
+/// code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -68,7 +69,7 @@ pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut d
     for name in own.iter().filter(|_| !quiet) {
         let _ = writeln!(out, "{:<6}  {name:<width$}  not asked: the gateway starts it", "-");
     }
-    for (index, pool) in config.pools.iter().enumerate() {
+    for (index, pool) in config.pools.iter().enumerate().filter(|_| !quiet) {
         let members = answers.iter().filter(|(question, (_, cards))| question.pool == index && !cards.is_empty());
         if let Some(text) = fleet::differences(members.map(|(question, (_, cards))| (&*question.backend, &**cards))) {
             let _ = writeln!(out, "note    pool {}: its engines serve different requests: {text}", pool.name);

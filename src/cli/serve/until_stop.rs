@@ -124,7 +124,7 @@ async fn wait(
             }
             _ = signals.upgrade.recv() => match &program {
                 Some(program) if door.is_some() => start_successor(program.clone()).await,
-                _ => tracing::error!("SIGUSR2: no upgrade: this gateway was started without --config, or could not open its socket (see the log of its start)"),
+                _ => tracing::error!("SIGUSR2: no upgrade: this gateway was started without a configuration file, or could not open its socket (see the log of its start)"),
             },
             (door, visitor) = next_visitor() => {
                 let mut is_stopped = false;

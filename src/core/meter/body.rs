@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::slo::Timings;
+use super::usage::{BYTES_PER_TOKEN, SeenOutput, UsageBounds};
 use crate::openai::condense::Condenser;
 use crate::openai::response::{self, Answer, ResponseReader, TokenUsage, UpstreamError};
 
@@ -21,6 +22,9 @@ pub struct BodyMeter {
     kept: Vec<u8>,
     /// Once it is longer than [`KEEP`].
     long: Option<Box<LongBody>>,
+    /// Bytes so far.
+    length: u64,
+    bounds: UsageBounds,
 }
 
 /// A response that is read piece by piece.
@@ -37,6 +41,8 @@ pub struct BodyStats {
     pub e2el: Duration,
     /// Token counts, as far as reported.
     pub usage: TokenUsage,
+    /// Tokens of the output by its bytes, for a response that reports none.
+    pub estimated: u64,
     /// The error, when the body is one.
     pub error: Option<UpstreamError>,
     /// What it says of its answer.
@@ -46,11 +52,17 @@ pub struct BodyStats {
 impl BodyMeter {
     /// A meter for a request that was received at `start`.
     pub fn new(start: Instant) -> Self {
-        Self { start, kept: Vec::new(), long: None }
+        Self { start, kept: Vec::new(), long: None, length: 0, bounds: UsageBounds::default() }
+    }
+
+    /// Believes reported usage within these bounds only.
+    pub fn set_bounds(&mut self, bounds: UsageBounds) {
+        self.bounds = bounds;
     }
 
     /// Takes the next chunk.
     pub fn feed(&mut self, chunk: &[u8]) {
+        self.length += chunk.len() as u64;
         if self.long.is_none() && self.kept.len() + chunk.len() <= KEEP {
             self.kept.extend_from_slice(chunk);
             return;
@@ -63,12 +75,17 @@ impl BodyMeter {
 
     /// Ends the response.
     pub fn finish(&mut self, now: Instant) -> BodyStats {
-        let read = match self.long.take() {
-            Some(long) => long.reader.summary(),
-            None => response::read(&self.kept),
+        let (read, is_long) = match self.long.take() {
+            Some(long) => (long.reader.summary(), true),
+            None => (response::read(&self.kept), false),
         };
-        let usage = read.usage.unwrap_or_default();
-        BodyStats { e2el: now - self.start, usage, error: read.error, answer: read.answer }
+        let seen = SeenOutput { bytes: read.text, events: 0 };
+        // A short token may come alone, and texts of a long body are cut before they are counted.
+        let most = UsageBounds { completion_max: self.bounds.completion_max.max(self.length), ..self.bounds };
+        let usage = most.at_end(read.usage.unwrap_or_default(), seen);
+        let output = if is_long && read.text > 0 { self.length } else { read.text };
+        let estimated = output.div_ceil(BYTES_PER_TOKEN);
+        BodyStats { e2el: now - self.start, usage, estimated, error: read.error, answer: read.answer }
     }
 }
 
@@ -147,5 +164,36 @@ mod tests {
     fn an_error_body_is_read() {
         let stats = stats(br#"{"error":{"message":"no","code":400}}"#, 3);
         assert_eq!(stats.error, Some(UpstreamError { code: Some(400), message: "no".into() }));
+    }
+
+    #[test]
+    fn usage_outside_the_bounds_is_dropped_and_the_output_is_estimated_by_its_bytes() {
+        let bounds = UsageBounds { prompt_min: 0, prompt_max: 100, completion_max: 50, output_is_generated: true };
+        let bounded = |body: &str| {
+            let mut meter = BodyMeter::new(Instant::now());
+            meter.set_bounds(bounds);
+            body.as_bytes().chunks(10_000).for_each(|chunk| meter.feed(chunk));
+            meter.finish(Instant::now())
+        };
+        let answer = |letters: usize, tokens: &str| {
+            let (text, usage) = ("x".repeat(letters), format!(r#"{{"prompt_tokens":7,"completion_tokens":{tokens}}}"#));
+            format!(r#"{{"choices":[{{"message":{{"content":"{text}"}}}}],"usage":{usage}}}"#)
+        };
+        for (letters, tokens, believed, estimated) in [
+            (40, "10", Some(10), 10),
+            (40, "0", Some(0), 10),
+            (400, "0", None, 100),
+            (400, "1000000000000", None, 100),
+            (400, "-3", None, 100),
+            (400, "120", Some(120), 100),
+            (0, "45", Some(45), 0),
+        ] {
+            let stats = bounded(&answer(letters, tokens));
+            assert_eq!((stats.usage.completion, stats.estimated), (believed, estimated), "{letters} letters, {tokens}");
+            assert_eq!(stats.usage.prompt, Some(7));
+        }
+        let long = bounded(&answer(4 * KEEP, "0"));
+        assert_eq!(long.usage.completion, None);
+        assert!((KEEP as u64..KEEP as u64 + 50).contains(&long.estimated), "{}", long.estimated);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`stream`] TTFT, ITL, TPOT, E2EL of a stream · [`body`] usage and error of a response that is not streamed ·
 //! [`strip`] removes injected usage · [`forward`] what goes to the client · [`histogram`] a stream's latency counters ·
-//! [`slo`] goodput.
+//! [`slo`] goodput · [`usage`] which reported token counts are believed.
 //!
 //! The gateway and its independent checkers (load generator, simulator) share these definitions. Time is a parameter.
 
@@ -12,6 +12,7 @@ pub mod histogram;
 pub mod slo;
 pub mod stream;
 pub mod strip;
+pub mod usage;
 
 pub use body::{BodyMeter, BodyStats};
 pub use forward::Forward;
@@ -19,3 +20,4 @@ pub use histogram::{ITL_BUCKETS_SECONDS, ItlHistogram};
 pub use slo::{Objectives, Timings};
 pub use stream::{StreamMeter, StreamStage, StreamStats};
 pub use strip::Strip;
+pub use usage::{SeenOutput, UsageBounds};

@@ -26,6 +26,7 @@ use super::histogram::ItlHistogram;
 use super::slo::Timings;
 pub use super::strip::Strip;
 use super::strip::Stripper;
+use super::usage::{SeenOutput, UsageBounds};
 use crate::openai::chunk::{self, Memo};
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
 use crate::openai::long_event::LongEvent;
@@ -113,6 +114,11 @@ impl StreamMeter {
             tally: Tally::new(dialect, start),
             memo: Memo::default(),
         }
+    }
+
+    /// Believes reported usage within these bounds only.
+    pub fn set_bounds(&mut self, bounds: UsageBounds) {
+        self.tally.bounds = bounds;
     }
 
     /// Measures a chunk that arrived at `now` and returns what to forward.
@@ -303,6 +309,9 @@ struct Tally {
     progress: u64,
     pings: u64,
     is_timed: bool,
+    /// Bytes of output.
+    text: u64,
+    bounds: UsageBounds,
     stats: StreamStats,
 }
 
@@ -320,6 +329,8 @@ impl Tally {
             progress: 0,
             pings: 0,
             is_timed: true,
+            text: 0,
+            bounds: UsageBounds::default(),
             stats,
         }
     }
@@ -333,8 +344,9 @@ impl Tally {
         };
     }
 
-    fn event(&mut self, event: StreamEvent, oversize: bool, now: Instant) {
+    fn event(&mut self, mut event: StreamEvent, oversize: bool, now: Instant) {
         self.stats.events += 1;
+        self.text += event.text;
         self.stats.oversize_events += u64::from(oversize);
         if event.is_text() {
             // Nearly every event of a stream.
@@ -346,9 +358,10 @@ impl Tally {
             return;
         }
         let mut is_progress = event.finish || event.kind.is_progress();
-        if let Some(usage) = event.usage {
+        if let Some(usage) = &mut event.usage {
+            *usage = self.bounds.so_far(*usage, self.seen());
             is_progress |= usage.completion > self.stats.usage.completion.or(Some(0));
-            self.stats.usage.update(usage);
+            self.stats.usage.update(*usage);
         }
         self.progress += u64::from(is_progress);
         self.pings += u64::from(event.kind == EventKind::Ping);
@@ -405,8 +418,15 @@ impl Tally {
         self.last = now;
     }
 
+    /// The output so far, with the event that is being counted.
+    fn seen(&self) -> SeenOutput {
+        SeenOutput { bytes: self.text, events: self.stats.token_events + 1 }
+    }
+
     fn stats(&self) -> StreamStats {
         let mut stats = self.stats.clone();
+        let seen = SeenOutput { events: stats.token_events, ..self.seen() };
+        stats.usage = self.bounds.at_end(stats.usage, seen);
         stats.ttft = self.first.map(|at| at - self.start);
         stats.e2el = self.last_choices.filter(|_| self.is_timed).map(|at| at - self.start);
         stats.tpot = stats.tpot_of_one(1);

@@ -162,7 +162,8 @@ impl ChoicesReader {
                     scanner.array(|scanner| {
                         *any = true;
                         let choice = choice(scanner)?;
-                        *content |= choice.content;
+                        *content |= choice.text > 0;
+                        event.text += choice.text;
                         event.finish |= choice.finish;
                         event.aborted |= choice.aborted;
                         event.answer.update(choice.answer);
@@ -187,7 +188,7 @@ impl ChoicesReader {
     fn event(self, name: &[u8], memo: &mut Memo) -> StreamEvent {
         let Self { mut event, flat, error, has_choices, any, content, choices, name: own } = self;
         for choice in &choices {
-            memo.note(choice.index, choice.content, choice.finish);
+            memo.note(choice.index, choice.text > 0, choice.finish);
         }
         event.error = error.or(flat.found()).map(Box::new);
         let own = own.unwrap_or_else(|| String::from_utf8_lossy(name).into_owned());
@@ -211,7 +212,8 @@ impl ChoicesReader {
 #[derive(Clone, Debug, Default)]
 struct Choice {
     index: u64,
-    content: bool,
+    /// Bytes of its output.
+    text: u64,
     finish: bool,
     aborted: bool,
     answer: Answer,
@@ -228,12 +230,12 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
                 scanner.object(|scanner, key| {
                     match &*key.bytes() {
                         b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls" | b"function_call" => {
-                            choice.content |= is_filled(scanner)?;
+                            choice.text += output(scanner)?;
                         }
                         b"refusal" => {
-                            let is_filled = is_filled(scanner)?;
-                            choice.content |= is_filled;
-                            choice.answer.refused |= is_filled;
+                            let text = output(scanner)?;
+                            choice.text += text;
+                            choice.answer.refused |= text > 0;
                         }
                         _ => drop(scanner.skip()?),
                     }
@@ -243,7 +245,7 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
             b"index" if scanner.kind()? == JsonKind::Number => {
                 choice.index = response::digits(scanner.number()?).unwrap_or(MAX_CHOICES);
             }
-            b"text" => choice.content |= is_filled(scanner)?,
+            b"text" => choice.text += output(scanner)?,
             b"finish_reason" if scanner.kind()? == JsonKind::String => {
                 let reason = scanner.text()?.raw;
                 if !reason.is_empty() {
@@ -259,15 +261,16 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
     Ok(choice)
 }
 
-/// Takes a value; returns whether it is a string, list or object that is not empty.
-fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
+/// Takes a value; returns its bytes as they are written if it is a string, list or object that is not empty, else 0.
+fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
     Ok(match scanner.kind()? {
-        JsonKind::String => !scanner.text()?.raw.is_empty(),
+        JsonKind::String => scanner.text()?.raw.len() as u64,
         JsonKind::Array | JsonKind::Object => {
             let raw = scanner.skip_raw()?;
-            raw[1..raw.len() - 1].iter().any(|byte| !byte.is_ascii_whitespace())
+            let is_filled = raw[1..raw.len() - 1].iter().any(|byte| !byte.is_ascii_whitespace());
+            if is_filled { raw.len() as u64 } else { 0 }
         }
-        _ => scanner.skip().map(|_| false)?,
+        _ => scanner.skip().map(|_| 0)?,
     })
 }
 
@@ -275,7 +278,8 @@ fn is_filled(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Typed {
     name: String,
-    filled: bool,
+    /// Bytes of its output.
+    text: u64,
     stopped: Option<FinishReason>,
     usage: Option<TokenUsage>,
     error: Option<UpstreamError>,
@@ -312,14 +316,14 @@ impl Typed {
 /// Reads `delta`: a string (Responses) or an object with text, thinking, partial JSON or a stop reason (Messages, Cohere).
 fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> {
     if scanner.kind()? != JsonKind::Object {
-        typed.filled |= is_filled(scanner)?;
+        typed.text += output(scanner)?;
         return Ok(());
     }
     scanner.object(|scanner, key| {
         match &*key.bytes() {
-            b"text" | b"thinking" | b"partial_json" => typed.filled |= is_filled(scanner)?,
+            b"text" | b"thinking" | b"partial_json" => typed.text += output(scanner)?,
             // Cohere's text, thinking, plan or tool call.
-            b"message" => typed.filled |= is_filled(scanner)?,
+            b"message" => typed.text += output(scanner)?,
             b"usage" => typed.usage = response::usage(scanner)?.or(typed.usage),
             b"stop_reason" | b"finish_reason" if scanner.kind()? == JsonKind::String => {
                 let reason = scanner.text()?.raw;
@@ -334,8 +338,8 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
 
 impl Typed {
     fn response(self) -> StreamEvent {
-        let usage = self.usage;
-        let mut answer = Answer { refused: self.name == "response.refusal.delta" && self.filled, ..Answer::default() };
+        let (usage, text) = (self.usage, self.text);
+        let mut answer = Answer { refused: self.name == "response.refusal.delta" && text > 0, ..Answer::default() };
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
                 // The usual reason for an incomplete one; the other is a content filter, which vLLM does not have.
@@ -344,8 +348,8 @@ impl Typed {
                 StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, ..StreamEvent::default() }
             }
             "response.failed" | "error" => self.failed(),
-            name if name.ends_with(".delta") && self.filled => {
-                StreamEvent { kind: EventKind::Content, answer, usage, ..StreamEvent::default() }
+            name if name.ends_with(".delta") && text > 0 => {
+                StreamEvent { kind: EventKind::Content, text, answer, usage, ..StreamEvent::default() }
             }
             _ if self.error.is_some() => self.failed(),
             name => {
@@ -362,14 +366,14 @@ impl Typed {
     }
 
     fn message(self) -> StreamEvent {
-        let usage = self.usage;
+        let (usage, text) = (self.usage, self.text);
         let mut answer = Answer::default();
         if let Some(reason) = self.stopped {
             answer.finished(reason);
         }
-        let event = |kind, finish| StreamEvent { kind, finish, answer, usage, ..StreamEvent::default() };
+        let event = |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() };
         match self.name.as_str() {
-            "content_block_delta" if self.filled => event(EventKind::Content, false),
+            "content_block_delta" if text > 0 => event(EventKind::Content, false),
             "message_start" => event(EventKind::Lifecycle, false),
             "content_block_delta" => event(EventKind::Empty, false),
             "content_block_start" | "content_block_stop" => event(EventKind::Part, false),
@@ -382,15 +386,15 @@ impl Typed {
     }
 
     fn cohere(self) -> StreamEvent {
-        let usage = self.usage;
+        let (usage, text) = (self.usage, self.text);
         let mut answer = Answer::default();
         if let Some(reason) = self.stopped {
             answer.finished(reason);
         }
-        let event = |kind, finish| StreamEvent { kind, finish, answer, usage, ..StreamEvent::default() };
+        let event = |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() };
         match self.name.as_str() {
             _ if self.error.is_some() => self.failed(),
-            "content-delta" | "tool-plan-delta" | "tool-call-start" | "tool-call-delta" if self.filled => {
+            "content-delta" | "tool-plan-delta" | "tool-call-start" | "tool-call-delta" if text > 0 => {
                 event(EventKind::Content, false)
             }
             "message-end" => event(EventKind::Usage, true),

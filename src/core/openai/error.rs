@@ -78,6 +78,11 @@ impl ShedReason {
         }
     }
 
+    /// Whether there was no room for the request, now or in time; otherwise it could not be served at all.
+    pub const fn is_for_room(self) -> bool {
+        matches!(self, Self::QueueFull | Self::QueueTimeout)
+    }
+
     const fn message(self) -> &'static str {
         match self {
             Self::QueueFull => "the queue for this model is full; try again later",
@@ -116,6 +121,11 @@ pub enum Refusal {
     BodyExpands {
         /// How many times larger it may become.
         times: u64,
+    },
+    /// 422: engines died while they served a request with this body.
+    SuspectedCrash {
+        /// Seconds for which it is still refused.
+        seconds: u64,
     },
     /// 415: a `Content-Encoding` that is not read here.
     EncodingNotSupported,
@@ -231,6 +241,12 @@ impl Refusal {
             Self::BodyExpands { times } => {
                 let message = format!("the body becomes more than {times} times larger when decoded; send it plain");
                 with_message(413, INVALID, "body_expands", message)
+            }
+            Self::SuspectedCrash { seconds } => {
+                let message = format!(
+                    "two backends failed while they served this request; it is refused for {seconds} more seconds, change it"
+                );
+                with_message(422, INVALID, "suspected_crash", message)
             }
             Self::EncodingNotSupported => row(415, INVALID, "content_encoding_not_supported", NOT_DECODED),
             Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),

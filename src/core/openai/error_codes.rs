@@ -4,7 +4,7 @@
 //! about each code, and `tests/docs` keeps that complete.
 
 /// Every code, by the alphabet. The error event of a stream that breaks has one of them, too.
-pub const ERROR_CODES: [&str; 34] = [
+pub const ERROR_CODES: [&str; 35] = [
     "body_expands",
     "body_memory_full",
     "body_timeout",
@@ -32,6 +32,7 @@ pub const ERROR_CODES: [&str; 34] = [
     "response_not_found",
     "route_not_found",
     "shutting_down",
+    "suspected_crash",
     "too_many_connections",
     "transfer_coding_not_supported",
     "upgrade_not_supported",

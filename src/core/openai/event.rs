@@ -90,6 +90,8 @@ pub struct StreamEvent {
     pub finish: bool,
     /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does when it shuts down.
     pub aborted: bool,
+    /// Bytes of output as they are written in the event: of texts, reasoning and tool calls.
+    pub text: u64,
     /// What it says of the answer.
     pub answer: Answer,
     /// The usage it reports; on content events only with continuous usage.

@@ -39,7 +39,7 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
         at.eat(b",\"text\":")?;
     }
     let before = event.len() - at.0.len();
-    let filled = at.string()?;
+    let text = at.string()?;
     let after = event.len() - at.0.len();
     if chat {
         at.eat(b"}")?;
@@ -62,16 +62,16 @@ pub(super) fn choices(event: &[u8], memo: &mut Memo) -> Option<StreamEvent> {
     if !matches!(at.0, b"\n\n" | b"\r\n\r\n") {
         return None;
     }
-    memo.choices.note(index, filled, false);
+    memo.choices.note(index, text > 0, false);
     if usage.is_none() {
         memo.remember(&event[..before], &event[after..]);
     }
-    Some(delta(filled, usage))
+    Some(delta(text, usage))
 }
 
-fn delta(filled: bool, usage: Option<TokenUsage>) -> StreamEvent {
-    let kind = if filled { EventKind::Content } else { EventKind::Empty };
-    StreamEvent { kind, usage, ..StreamEvent::default() }
+fn delta(text: u64, usage: Option<TokenUsage>) -> StreamEvent {
+    let kind = if text > 0 { EventKind::Content } else { EventKind::Empty };
+    StreamEvent { kind, text, usage, ..StreamEvent::default() }
 }
 
 /// Bytes before and after the text that are remembered, each; ids and model names are far shorter.
@@ -106,8 +106,8 @@ impl Memo {
             return None;
         }
         let mut at = Cursor(event.strip_prefix(&self.before[..])?);
-        let filled = at.string()?;
-        (at.0 == self.after).then(|| delta(filled, None))
+        let text = at.string()?;
+        (at.0 == self.after).then(|| delta(text, None))
     }
 
     fn remember(&mut self, before: &[u8], after: &[u8]) {
@@ -129,15 +129,15 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Takes a string; returns whether it is not empty.
-    fn string(&mut self) -> Option<bool> {
+    /// Takes a string; returns its bytes as they are written.
+    fn string(&mut self) -> Option<u64> {
         if self.0.first() != Some(&b'"') {
             return None;
         }
         let mut scanner = Scanner::new(self.0);
         let text = scanner.text().ok()?;
         self.0 = &self.0[scanner.position()..];
-        Some(!text.raw.is_empty())
+        Some(text.raw.len() as u64)
     }
 
     /// Takes a whole number as JSON writes one.

@@ -53,6 +53,8 @@ pub enum KeyLimit {
     Tokens(u64),
     /// Tokens per minute.
     TokenRate(u64),
+    /// Tokens within the last 24 hours.
+    DayTokens(u64),
 }
 
 impl KeyLimit {
@@ -64,6 +66,7 @@ impl KeyLimit {
             Self::Sequences(most) => (most, "sequences at once"),
             Self::Tokens(most) => (most, "prompt and output tokens at once"),
             Self::TokenRate(most) => (most, "prompt and output tokens per minute"),
+            Self::DayTokens(most) => (most, "prompt and output tokens within 24 hours"),
         };
         format!("the API key '{key}' has reached its limit of {most} {what}; try again in {retry_after} s")
     }

@@ -220,17 +220,45 @@ fn messages<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<()
     Ok(())
 }
 
+/// The lengths of the prompts in a list, in bytes of the body.
+#[derive(Default)]
+struct Lengths {
+    count: u32,
+    longest: u64,
+    all: u64,
+}
+
+impl Lengths {
+    /// A prompt that begins at `start` is over.
+    fn add(&mut self, start: usize, scanner: &Scanner<'_>) {
+        let bytes = (scanner.position() - start) as u64;
+        self.count = self.count.saturating_add(1);
+        self.longest = self.longest.max(bytes);
+        self.all += bytes;
+    }
+
+    /// The list is over; returns how many prompts it has.
+    fn end<S: PromptSink>(self, sink: &mut S) -> u32 {
+        if self.count > 1 {
+            sink.listed(self.longest, self.all);
+        }
+        self.count.max(1)
+    }
+}
+
 /// Questions; returns how many.
 fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     if scanner.kind()? != JsonKind::Object {
         return raw(scanner, sink).map(|()| 1);
     }
-    let mut count = 0u32;
+    let mut lengths = Lengths::default();
     scanner.object(|scanner, _| {
-        count = count.saturating_add(1);
-        raw(scanner, sink)
+        let start = scanner.position();
+        raw(scanner, sink)?;
+        lengths.add(start, scanner);
+        Ok::<_, RequestError>(())
     })?;
-    Ok(count.max(1))
+    Ok(lengths.end(sink))
 }
 
 /// Media, one or a list.
@@ -250,15 +278,17 @@ fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), R
 
 /// Conversations; returns how many.
 fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
-    let mut conversations = 0u32;
+    let mut lengths = Lengths::default();
     scanner.array(|scanner| {
-        conversations = conversations.saturating_add(1);
+        let start = scanner.position();
         match scanner.kind()? {
-            JsonKind::Array => messages(scanner, sink),
-            _ => content(scanner, sink),
+            JsonKind::Array => messages(scanner, sink)?,
+            _ => content(scanner, sink)?,
         }
+        lengths.add(start, scanner);
+        Ok::<_, RequestError>(())
     })?;
-    Ok(conversations.max(1))
+    Ok(lengths.end(sink))
 }
 
 /// A string, a part, or a list of parts.
@@ -323,17 +353,18 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
 
 /// One tensor in base64, or several; returns how many.
 fn tensors<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
-    let mut count = 0u32;
+    let mut lengths = Lengths::default();
     let mut tensor = |scanner: &mut Scanner<'_>| {
-        count = count.saturating_add(1);
+        let start = scanner.position();
         sink.embeddings(embedded_tokens(scanner.skip_raw()?.len() as u64));
+        lengths.add(start, scanner);
         Ok::<_, RequestError>(())
     };
     match scanner.kind()? {
         JsonKind::Array => drop(scanner.array(tensor)?),
         _ => tensor(scanner)?,
     }
-    Ok(count.max(1))
+    Ok(lengths.end(sink))
 }
 
 /// The most tokens that a tensor of this many bytes in base64 holds.
@@ -363,9 +394,11 @@ fn prompt_list<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result
         sink.token_ids(count);
         return Ok(1);
     }
-    let (mut prompts, mut ids) = (0u32, 0);
+    let (mut lengths, mut ids) = (Lengths::default(), 0);
     scanner.array(|scanner| {
-        match scanner.kind()? {
+        let kind = scanner.kind()?;
+        let start = scanner.position();
+        match kind {
             JsonKind::Number | JsonKind::Bool => {
                 scanner.skip()?;
                 ids += 1;
@@ -375,9 +408,9 @@ fn prompt_list<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result
             JsonKind::Array => drop(prompt_list(scanner, sink)?),
             _ => content(scanner, sink)?,
         }
-        prompts = prompts.saturating_add(1);
+        lengths.add(start, scanner);
         Ok::<_, RequestError>(())
     })?;
     sink.token_ids(ids);
-    Ok(prompts.max(1))
+    Ok(lengths.end(sink))
 }

@@ -42,6 +42,8 @@ pub struct RequestView<'a> {
     pub max_output: Option<u64>,
     /// Tokens that must be generated before a stop is honoured.
     pub min_tokens: u64,
+    /// Whether the response repeats the prompt in front of the output (`echo`).
+    pub echo: bool,
     /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
     pub ignore_eos: bool,
     /// Sequences per prompt (`n`, on routes that generate); 1..=[`MAX_SEQUENCES`].
@@ -52,7 +54,7 @@ pub struct RequestView<'a> {
     pub shape: PromptShape,
     /// Where the prompt is; empty for a form.
     pub prompt_parts: PromptParts,
-    /// Scheduling priority (lower is earlier), when given.
+    /// Scheduling priority (lower is earlier), when given; numbers beyond 64 bits are clamped.
     pub priority: Option<i64>,
     /// The end user that the client names: `user` or `safety_identifier`.
     pub user: Option<Cow<'a, str>>,
@@ -86,6 +88,7 @@ impl<'a> RequestView<'a> {
             stream: false,
             max_output: None,
             min_tokens: 0,
+            echo: false,
             ignore_eos: false,
             n: 1,
             prompts: 1,
@@ -149,6 +152,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     let mut limits = Limits::default();
     view.edits = EditPoints::json(scanner.position() + 1);
     let (mut single, mut single_ids) = (TextShape::default(), 0u64);
+    let mut before_member = scanner.position() + 1;
     scanner.object(|scanner, key| {
         view.edits.saw_member();
         let key = key.bytes();
@@ -158,6 +162,10 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
         let is_prompt = prompt::member(scanner, route, &key, &mut view.shape, &mut prompts)?;
         if !is_prompt {
             field(scanner, &key, &mut view, &mut limits)?;
+            let is_priority = *key == *b"priority";
+            if is_priority && !view.edits.set_priority(before_member, scanner.position()) {
+                return Err(RequestError::SentTwice { param: "priority" });
+            }
         } else {
             if prompts == 1 {
                 single.add(view.shape.text.since(before));
@@ -166,7 +174,8 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
             view.prompts = view.prompts.max(prompts);
             view.prompt_start.get_or_insert(start);
         }
-        view.prompt_parts.add(&key, Span { start, end: scanner.position() }, is_prompt);
+        before_member = scanner.position();
+        view.prompt_parts.add(&key, Span { start, end: before_member }, is_prompt);
         Ok::<_, RequestError>(())
     })?;
     scanner.end()?;
@@ -224,6 +233,9 @@ fn field<'a>(
         b"max_output_tokens" => limits.max_output_tokens = amount(scanner, "max_output_tokens")?,
         b"min_tokens" => view.min_tokens = amount(scanner, "min_tokens")?.unwrap_or(0),
         b"ignore_eos" => view.ignore_eos = boolean(scanner, "ignore_eos")?.unwrap_or(false),
+        b"echo" if matches!(view.route, Route::Completions | Route::ChatCompletions) => {
+            view.echo = boolean(scanner, "echo")?.unwrap_or(false);
+        }
         b"n" if view.route.generates() => limits.n = sequences(scanner, "n")?,
         b"priority" => {
             let clamp = |n: i128| n.clamp(i64::MIN.into(), i64::MAX.into()) as i64;

@@ -41,6 +41,12 @@ pub enum RequestError {
         /// What is accepted.
         expected: &'static str,
     },
+    /// A field that parsers read differently when it is there twice.
+    #[error("'{param}' was sent twice; send it once")]
+    SentTwice {
+        /// The field.
+        param: &'static str,
+    },
     /// A body for `/invocations` that is no request of any route.
     #[error(
         "the body does not say what is asked; send messages, prompt, input, query and documents, or text_1 and text_2"
@@ -58,7 +64,7 @@ impl RequestError {
     /// The field at fault, for `param` in the error body.
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Self::WrongType { param, .. } | Self::OutOfRange { param, .. } => Some(param),
+            Self::WrongType { param, .. } | Self::OutOfRange { param, .. } | Self::SentTwice { param } => Some(param),
             _ => None,
         }
     }

@@ -12,6 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::output_text;
 use super::scan::{JsonKind, ScanError, Scanner};
 
 /// Bytes of an upstream's error message that are kept, for logs.
@@ -132,6 +133,8 @@ pub struct ResponseSummary {
     pub error: Option<UpstreamError>,
     /// What it says of its answer; nothing in the Responses dialect.
     pub answer: Answer,
+    /// Bytes of output as they are written; see [`output_text`].
+    pub text: u64,
 }
 
 /// Reads the JSON body of any route's response. Unreadable parts are ignored: the gateway does not validate responses.
@@ -163,10 +166,12 @@ impl ResponseReader {
                     summary.usage = summary.usage.or(billed);
                 }
                 b"error" => summary.error = error(scanner)?,
-                b"choices" if scanner.kind()? == JsonKind::Array => *aborted |= choices(scanner, &mut summary.answer)?,
+                b"choices" if scanner.kind()? == JsonKind::Array => *aborted |= choices(scanner, summary)?,
                 b"stop_reason" | b"finish_reason" if scanner.kind()? == JsonKind::String => {
                     summary.answer.finished(FinishReason::of(scanner.text()?.raw));
                 }
+                b"output" | b"content" | b"text" => summary.text += output_text::bytes(scanner)?,
+                b"message" if scanner.kind()? == JsonKind::Object => summary.text += output_text::bytes(scanner)?,
                 key => flat.member(scanner, key)?,
             }
             Ok::<_, ScanError>(())
@@ -194,8 +199,9 @@ fn billed_units(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, ScanErr
     Ok(found)
 }
 
-/// Reads the choices into `answer`. Returns whether one of them has the finish reason `abort`.
-fn choices(scanner: &mut Scanner<'_>, answer: &mut Answer) -> Result<bool, ScanError> {
+/// Reads the choices into `summary`. Returns whether one of them has the finish reason `abort`.
+fn choices(scanner: &mut Scanner<'_>, summary: &mut ResponseSummary) -> Result<bool, ScanError> {
+    let ResponseSummary { answer, text, .. } = summary;
     let mut aborted = false;
     scanner.array(|scanner| {
         if scanner.kind()? != JsonKind::Object {
@@ -212,13 +218,17 @@ fn choices(scanner: &mut Scanner<'_>, answer: &mut Answer) -> Result<bool, ScanE
                     scanner.object(|scanner, key| {
                         match &*key.bytes() {
                             b"refusal" if scanner.kind()? == JsonKind::String => {
-                                answer.refused |= !scanner.text()?.raw.is_empty();
+                                let refusal = scanner.text()?.raw.len() as u64;
+                                answer.refused |= refusal > 0;
+                                *text += refusal;
                             }
+                            key if output_text::is_output(key) => *text += output_text::bytes(scanner)?,
                             _ => drop(scanner.skip()?),
                         }
                         Ok::<_, ScanError>(())
                     })?;
                 }
+                b"text" => *text += output_text::bytes(scanner)?,
                 _ => drop(scanner.skip()?),
             }
             Ok::<_, ScanError>(())

@@ -1,9 +1,13 @@
 //! Edits on a body that do not copy its long parts.
 //!
-//! A body goes upstream byte for byte except for two values: `model`, when an alias or an arm of an
-//! experiment renames it, and `stream_options`, when usage must be injected. Both are a few bytes in up to
+//! A body goes upstream byte for byte except for three members: `model`, when an alias or an arm of
+//! an experiment renames it, `stream_options`, when usage must be injected, and `priority`. Each is
+//! a few bytes in up to
 //! 32 MiB, so an edited body is a list of pieces: slices of the received buffer (a reference count, no
 //! copy) and the new values between them. Its length is known before it is sent (Content-Length).
+//!
+//! A `priority` that the client sent is always removed. [`EditedBody::set_priority`] inserts the
+//! number that the engine gets, once it is known which engine that is.
 //!
 //! [`EditPoints`] holds positions, not values, so a request can wait in a queue and be sent again to another backend
 //! under another name. If a member is given twice, the last one is edited, because Python reads that one. An absent
@@ -46,9 +50,33 @@ pub struct EditPoints {
     form: Option<Span>,
     /// In JSON: behind the opening brace.
     open: usize,
-    members: bool,
+    /// Members seen.
+    members: u32,
     model: Option<Span>,
     options: Option<OptionsPoints>,
+    priority: Option<PriorityPoint>,
+}
+
+/// Where the member `priority` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PriorityPoint {
+    /// From the end of the member before it, or else from behind the brace, to the end of its
+    /// value.
+    span: Span,
+    is_first: bool,
+}
+
+impl PriorityPoint {
+    /// The bytes to remove, so that the rest is valid: with the comma before it, or that after it
+    /// where it is the first.
+    fn removal(&self, body: &[u8]) -> Span {
+        let after = &body[self.span.end..];
+        let blanks = after.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        match self.is_first && after.get(blanks) == Some(&b',') {
+            true => Span { end: self.span.end + blanks + 1, ..self.span },
+            false => self.span,
+        }
+    }
 }
 
 /// The same for the inside of `stream_options`.
@@ -88,7 +116,19 @@ impl EditPoints {
     }
 
     pub(super) fn saw_member(&mut self) {
-        self.members = true;
+        self.members = self.members.saturating_add(1);
+    }
+
+    /// The member that was seen last is `priority`. `before`: where the member before it ends;
+    /// behind the brace without one. Returns whether it is the only one of this name.
+    pub(super) fn set_priority(&mut self, before: usize, end: usize) -> bool {
+        let point = PriorityPoint { span: Span { start: before, end }, is_first: self.members == 1 };
+        self.priority.replace(point).is_none()
+    }
+
+    /// Whether there are members besides a `priority`.
+    fn has_others(&self) -> bool {
+        self.members > u32::from(self.priority.is_some())
     }
 
     pub(super) fn set_model_span(&mut self, span: Span) {
@@ -105,10 +145,18 @@ impl EditPoints {
 pub struct EditedBody {
     pieces: SmallVec<[Bytes; INLINE_PIECES]>,
     len: usize,
+    /// Bytes of the first piece up to the place for a `priority`, behind the brace; 0: there is
+    /// none.
+    open: usize,
+    /// Whether members follow that place.
+    has_members: bool,
+    /// The second piece is a `priority`.
+    has_priority: bool,
 }
 
 impl EditedBody {
-    /// `body`, which `points` was read from, with `edits` applied. Without edits it is one piece: `body` itself.
+    /// `body`, which `points` was read from, with `edits` applied and without a `priority`. Without
+    /// either it is one piece: `body` itself.
     ///
     /// In a form only `model` can be edited; the rest is ignored there.
     pub fn new(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
@@ -131,14 +179,37 @@ impl EditedBody {
                     .push_str(&edits.usage.members().map_or(String::new(), |m| format!("\"stream_options\":{{{m}}},"))),
             }
         }
+        let has_members = points.has_others() || !front.is_empty();
         if !front.is_empty() {
-            if !points.members {
+            if !points.has_others() {
                 front.pop();
             }
             patches.push((Span { start: points.open, end: points.open }, front));
         }
+        // After what is inserted at the same place: sorting keeps the order.
+        patches.extend(points.priority.map(|point| (point.removal(body), String::new())));
         patches.sort_by_key(|(span, _)| span.start);
-        Self::patched(body, patches)
+        let open = if points.form.is_none() { points.open } else { 0 };
+        Self { open, has_members, ..Self::patched(body, patches) }
+    }
+
+    /// Gives the engine this `priority`, or none. May be called again for another engine. A form
+    /// stays as it is.
+    pub fn set_priority(&mut self, priority: Option<i64>) {
+        if std::mem::take(&mut self.has_priority) {
+            self.len -= self.pieces.remove(1).len();
+        }
+        let Some(priority) = priority.filter(|_| self.open > 0) else { return };
+        let Some(first) = self.pieces.first_mut() else { return };
+        if first.len() > self.open {
+            let rest = first.split_off(self.open);
+            self.pieces.insert(1, rest);
+        }
+        let comma = if self.has_members { "," } else { "" };
+        let member = Bytes::from(format!("\"priority\":{priority}{comma}"));
+        self.len += member.len();
+        self.pieces.insert(1, member);
+        self.has_priority = true;
     }
 
     /// The length in bytes.
@@ -193,7 +264,7 @@ impl From<Bytes> for EditedBody {
     }
 }
 
-type Patches = SmallVec<[(Span, String); 4]>;
+type Patches = SmallVec<[(Span, String); 5]>;
 
 impl UsageEdit {
     fn members(self) -> Option<&'static str> {
@@ -315,6 +386,47 @@ mod tests {
         assert_eq!(value["stream_options"]["include_usage"], true);
     }
 
+    /// The body as it goes to an engine that schedules by priority.
+    fn with_priority(body: &str, edits: Edits<'_>, priority: Option<i64>) -> String {
+        let mut body = edit(body, edits);
+        // As after another engine, which had another one.
+        body.set_priority(Some(7));
+        body.set_priority(priority);
+        assert_eq!(body.to_bytes().len(), body.len());
+        assert!(body.pieces().iter().all(|piece| !piece.is_empty()));
+        String::from_utf8(body.to_bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_clients_priority_is_removed_and_the_engines_inserted() {
+        let none = Edits::default();
+        for (sent, without) in [
+            (r#"{"priority":-5}"#, "{}"),
+            (r#"{ "priority" : "-5" , "x":1}"#, r#"{ "x":1}"#),
+            (r#"{"x":1 , "priority":null }"#, r#"{"x":1 }"#),
+            (r#"{"x":1,"pri\u006frity":1e3,"y":{"priority":4}}"#, r#"{"x":1,"y":{"priority":4}}"#),
+        ] {
+            assert_eq!(edited(sent, none), without, "{sent}");
+            assert_eq!(with_priority(sent, none, None), without, "{sent}");
+        }
+        assert_eq!(with_priority("{}", none, Some(-3)), r#"{"priority":-3}"#);
+        assert_eq!(
+            with_priority(r#"{"priority":1}"#, AT_END, Some(5)),
+            r#"{"priority":5,"stream_options":{"include_usage":true}}"#
+        );
+        assert_eq!(with_priority(r#"{"x":1,"priority":1}"#, none, Some(5)), r#"{"priority":5,"x":1}"#);
+    }
+
+    #[test]
+    fn a_body_with_two_priorities_is_refused_because_parsers_differ_about_which_one_counts() {
+        let body = br#"{"priority":1,"x":2,"prior\u0069ty":-9}"#;
+        let error = request::read(Route::ChatCompletions, body).unwrap_err();
+        assert_eq!(
+            (error.to_string().as_str(), error.param()),
+            ("'priority' was sent twice; send it once", Some("priority"))
+        );
+    }
+
     fn member() -> impl Strategy<Value = String> {
         prop_oneof![
             Just(r#""model":"old""#.to_owned()),
@@ -338,7 +450,12 @@ mod tests {
             members in prop::collection::vec(member(), 0..7),
             model in prop::option::of(".{1,12}"),
             usage in prop_oneof![Just(UsageEdit::AsSent), Just(UsageEdit::AtEnd), Just(UsageEdit::InEveryEvent)],
+            (at, sent, priority) in (0..8usize, prop::option::of(-9..9i64), prop::option::of(-9..9i64)),
         ) {
+            let mut members = members;
+            if let Some(sent) = sent {
+                members.insert(at.min(members.len()), format!(" \"priority\" : {sent} "));
+            }
             let body = format!(" {{{}}} ", members.join(","));
             let mut want: Value = serde_json::from_str(&body).unwrap();
             if let Some(model) = &model {
@@ -356,7 +473,11 @@ mod tests {
                     want["stream_options"]["continuous_usage_stats"] = json!(true);
                 }
             }
-            let got = edited(&body, Edits { model: model.as_deref(), usage });
+            if let Some(members) = want.as_object_mut() {
+                members.remove("priority");
+                members.extend(priority.map(|number| ("priority".to_owned(), json!(number))));
+            }
+            let got = with_priority(&body, Edits { model: model.as_deref(), usage }, priority);
             prop_assert_eq!(serde_json::from_str::<Value>(&got).unwrap(), want, "{}", got);
         }
     }

@@ -139,6 +139,35 @@ impl Route {
         })
     }
 
+    /// The spelling of the path by which an engine is known to have the route or not; `None` where the path names a
+    /// response. An engine with this path may lack the other spellings, and `/invocations`.
+    pub const fn path(self) -> Option<&'static str> {
+        Some(match self {
+            Self::ChatCompletions => "/v1/chat/completions",
+            Self::ChatBatch => "/v1/chat/completions/batch",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Responses => "/v1/responses",
+            Self::StoredResponse | Self::CancelResponse => return None,
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::Rerank => "/v1/rerank",
+            Self::Score => "/v1/score",
+            Self::Pooling => "/pooling",
+            Self::Classify => "/classify",
+            Self::Transcriptions => "/v1/audio/transcriptions",
+            Self::Translations => "/v1/audio/translations",
+            Self::ResponseTokens => "/v1/responses/input_tokens",
+            Self::CohereChat => "/cohere/v2/chat",
+            Self::CohereEmbed => "/v2/embed",
+            Self::GenerativeScoring => "/generative_scoring",
+            Self::Decisions => "/v1/decisions",
+            Self::Invocations => "/invocations",
+        })
+    }
+
     /// Whether a request with this method is served.
     pub fn takes(self, method: &str) -> bool {
         self.methods().split(", ").any(|one| one == method)
@@ -214,6 +243,27 @@ impl Route {
         self.generates() && !matches!(self, Self::ChatBatch)
     }
 
+    /// Whether vLLM reads `priority` in the body. Of Messages it reads the header `X-Vllm-Priority`
+    /// alone, of the other routes neither.
+    pub const fn has_priority(self) -> bool {
+        matches!(
+            self,
+            Self::ChatCompletions
+                | Self::ChatBatch
+                | Self::Completions
+                | Self::Responses
+                | Self::Embeddings
+                | Self::Pooling
+                | Self::Classify
+                | Self::Rerank
+                | Self::Score
+                | Self::CohereChat
+                | Self::CohereEmbed
+                | Self::GenerativeScoring
+                | Self::Decisions
+        )
+    }
+
     /// Whether the body is `multipart/form-data` and not JSON.
     pub const fn is_multipart(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)
@@ -284,6 +334,15 @@ mod tests {
         assert_eq!(Route::from_path("/rerank"), Route::from_path("/v1/rerank"));
         assert_eq!(Route::from_path("/score"), Some(Route::Score));
         assert_eq!(Route::from_path("/v1/score"), Some(Route::Score));
+    }
+
+    #[test]
+    fn each_route_is_found_by_its_own_path() {
+        for route in Route::ALL {
+            let found = route.path().map(Route::from_path);
+            assert!(found.is_none_or(|found| found == Some(route)), "{route}");
+            assert_eq!(route.path().is_none(), matches!(route, Route::StoredResponse | Route::CancelResponse));
+        }
     }
 
     #[test]

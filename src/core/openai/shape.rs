@@ -32,6 +32,8 @@ pub struct PromptShape {
     pub media_parts: u32,
     /// Messages of a conversation (each costs template tokens).
     pub messages: u32,
+    /// Of several prompts in a list: bytes of the longest one, and of all.
+    pub listed: (u64, u64),
 }
 
 impl PromptShape {
@@ -42,6 +44,15 @@ impl PromptShape {
             && self.text == TextShape::default()
             && self.media_parts == 0
             && self.messages == 0
+    }
+
+    /// Tokens of the longest of `prompts` prompts that have `tokens` together: by its share of their bytes, and the mean at
+    /// least.
+    pub fn longest_prompt(&self, tokens: u64, prompts: u32) -> u64 {
+        let mean = tokens.div_ceil(u64::from(prompts.max(1)));
+        let (longest, all) = self.listed;
+        let share = (u128::from(tokens) * u128::from(longest)).checked_div(u128::from(all)).unwrap_or(0);
+        u64::try_from(share).unwrap_or(u64::MAX).clamp(mean, tokens.max(mean))
     }
 }
 
@@ -62,6 +73,8 @@ pub trait PromptSink {
     fn media(&mut self);
     /// A message of the conversation begins.
     fn message(&mut self);
+    /// A list of several prompts is over: bytes of the longest one, and of all.
+    fn listed(&mut self, _longest: u64, _all: u64) {}
 }
 
 impl PromptSink for PromptShape {
@@ -88,6 +101,13 @@ impl PromptSink for PromptShape {
 
     fn message(&mut self) {
         self.messages = self.messages.saturating_add(1);
+    }
+
+    fn listed(&mut self, longest: u64, all: u64) {
+        // A list may be inside another, or beside a shorter one.
+        if all > self.listed.1 {
+            self.listed = (longest, all);
+        }
     }
 }
 

@@ -33,6 +33,9 @@ pub enum RestartError {
     /// The engine was taken out of the configuration, or the gateway stops.
     #[error("it is being shut down")]
     ShuttingDown,
+    /// It could not be saved, and the next start would not know of it.
+    #[error("the change cannot be saved in the journal (fleet.state): {0}; nothing was changed")]
+    NotSaved(std::io::Error),
     /// A newer configuration was applied meanwhile.
     #[error("the configuration has changed since")]
     Outdated,
@@ -104,6 +107,8 @@ pub(super) async fn change(
     if generation.is_some_and(|generation| registry.is_outdated(generation)) {
         return Err(RestartError::Outdated);
     }
+    // Whether the journal can be written shows here. If it fails later, the change ends with that.
+    handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
     handle.change(ChangeRequest { id, ..request }).await?;
     Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })

@@ -241,7 +241,13 @@ mod tests {
 
     fn fleet() -> Arc<Fleet> {
         let second = Duration::from_secs(1);
-        let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
+        let rules = HealthRules {
+            probe_failures: 1,
+            request_failures: 1,
+            eject_base: second,
+            eject_max: second,
+            max_ejected: 0.5,
+        };
         let maker: DriverMaker = Arc::new(|_| unreachable!("there are no engines"));
         Fleet::new(Admission::new(Instant::now(), rules, 1), Arc::default(), maker)
     }

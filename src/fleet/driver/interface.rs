@@ -17,6 +17,7 @@ use super::identity::EngineIdentity;
 use super::progress::StartProgress;
 use super::settings::EngineSettings;
 use sluice_core::vllm::failure::Exit;
+use sluice_gateway::config::ArgValue;
 
 /// What runs the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -156,6 +157,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn sequences(&self, settings: &EngineSettings) -> Option<i64> {
         let ranks = settings.int("data-parallel-size").unwrap_or(1).max(1);
         Some(settings.int("max-num-seqs")?.saturating_mul(ranks))
+    }
+
+    /// Whether an engine with these settings schedules by priority. Settings that do not say it:
+    /// no.
+    fn schedules_by_priority(&self, settings: &EngineSettings) -> bool {
+        let names = ["scheduling-policy", "scheduling_policy"];
+        let policy = names.iter().find_map(|name| settings.args.get(*name));
+        matches!(policy, Some(ArgValue::Text(policy)) if policy == "priority")
     }
 
     /// Where the engine's log is, if it is on this machine.

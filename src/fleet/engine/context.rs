@@ -194,7 +194,12 @@ impl EngineContext {
     /// Sets the cordon here. Other gateways learn of what is drained, until it is open again or given up.
     pub(crate) fn set_cordon(&self, cordon: Cordon) {
         self.others.follow(&self.spec().name, cordon);
-        self.backend_id().map(|id| self.admission.set_cordon(id, cordon));
+        let Some(id) = self.backend_id() else { return };
+        if cordon == Cordon::Open {
+            // Before its first request.
+            self.admission.set_by_priority(id, self.driver.schedules_by_priority(&self.settings()));
+        }
+        self.admission.set_cordon(id, cordon);
     }
 
     pub(crate) fn set_ceiling(&self, slots: Option<u32>) {

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::lifecycle::Lifecycle;
 use crate::driver::{EngineIdentity, EngineSettings};
 use crate::state_folder;
+use sluice_gateway::owner::Untrusted;
 
 /// Size at which a file is full: some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
@@ -94,6 +95,9 @@ pub enum JournalError {
         /// The cause.
         source: io::Error,
     },
+    /// Another user commands it.
+    #[error("fleet.state: {0}")]
+    Untrusted(#[from] Untrusted),
     /// Another gateway uses it.
     #[error("fleet.state: {path} is used by another running sluice; take over from it (serve --upgrade), stop it, or give this one its own folder", path = path.display())]
     Taken {
@@ -127,6 +131,7 @@ impl Journal {
     /// `pause` is called between two attempts to lock the folder.
     fn open_with(folder: &Path, bytes_max: u64, pause: impl FnMut()) -> Result<Self, JournalError> {
         let at = |path: PathBuf| move |source| JournalError::Unusable { path, source };
+        state_folder::check(folder)?;
         state_folder::open(folder).map_err(at(folder.to_owned()))?;
         let lock_path = folder.join(LOCK);
         let lock = state_folder::options().truncate(false).write(true).open(&lock_path);
@@ -262,6 +267,22 @@ fn drop_secrets(life: &mut Lifecycle<Setup>) -> bool {
 }
 
 /// Opens for appending, after the end of a line: what is written must not continue a line that was cut short.
+/// Checks that the files of a journal in this folder could be opened. Nothing is written or locked. What does not exist is made
+/// at the start.
+///
+/// # Errors
+/// [`JournalError::Unusable`].
+pub fn check_journal(folder: &Path) -> Result<(), JournalError> {
+    for path in [LOCK, NAMES[0]].map(|name| folder.join(name)) {
+        match File::options().read(true).append(true).open(&path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(JournalError::Unusable { path, source }),
+        }
+    }
+    Ok(())
+}
+
 fn open_at_line_end(path: &Path) -> io::Result<(File, u64)> {
     let mut file = state_folder::options().read(true).append(true).open(path)?;
     let mut text = Vec::new();
@@ -371,6 +392,25 @@ pub(crate) mod tests {
         std::fs::write(&file, "").unwrap();
         let error = Journal::open(&file).unwrap_err().to_string();
         assert!(error.contains("name a folder that the gateway may write to"), "{error}");
+    }
+
+    #[test]
+    fn a_journal_that_others_may_write_to_is_not_read() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAMES[0]);
+        std::fs::write(&path, "{}").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let error = Journal::open(folder.path()).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(error, JournalError::Untrusted(_))
+                && text.starts_with("fleet.state: ")
+                && text.contains("chmod go-w"),
+            "{text}"
+        );
+        assert!(!folder.path().join(LOCK).exists(), "nothing was begun");
     }
 
     #[test]

@@ -135,7 +135,13 @@ mod tests {
     fn pools(slots: u32) -> (Arc<Admission>, PoolLayout) {
         let limits = BackendLimits { slots, tokens: None, prefill_tokens: None, long_prefix: None };
         let second = std::time::Duration::from_secs(1);
-        let rules = HealthRules { probe_failures: 1, request_failures: 1, eject_base: second, eject_max: second };
+        let rules = HealthRules {
+            probe_failures: 1,
+            request_failures: 1,
+            eject_base: second,
+            eject_max: second,
+            max_ejected: 0.5,
+        };
         let spec = |name: &str, base: u16| PoolSpec {
             name: name.into(),
             rules: PoolRules {
@@ -145,6 +151,7 @@ mod tests {
                 queue_timeout: second,
                 hold: None,
                 order: QueueOrder::FIFO,
+                by_priority: None,
             },
             backends: (base..base + 2)
                 .map(|port| {

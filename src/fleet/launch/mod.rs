@@ -18,7 +18,7 @@ pub(crate) use arguments::words_of;
 pub use checks::adapter_rank;
 pub(crate) use installed_flags::InstalledFlagsCache;
 pub use plan::check_values;
-pub(crate) use plan::{LaunchPlan, max_adapter_rank, sequences};
+pub(crate) use plan::{LaunchPlan, max_adapter_rank, schedules_by_priority, sequences};
 pub(crate) use program::find_program;
 
 #[cfg(test)]

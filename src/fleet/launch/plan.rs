@@ -20,6 +20,10 @@ use super::{checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
 use sluice_gateway::config::{ArgValue, Launch};
 
+/// The flag that says how an engine orders its requests, and its value for priorities.
+const SCHEDULING_POLICY: &str = "scheduling-policy";
+const PRIORITY: &str = "priority";
+
 /// The effective `--max-lora-rank`.
 pub(crate) fn max_adapter_rank(launch: &Launch, settings: &EngineSettings) -> AdapterRank {
     EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args).adapter_rank()
@@ -30,6 +34,21 @@ pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i6
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     let ranks = flags.int("data-parallel-size").unwrap_or(1).max(1);
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
+}
+
+/// Whether the engine schedules by priority. vLLM's default is fcfs; of a command that is no vLLM,
+/// the words count.
+pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) -> bool {
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
+    match flags.text(SCHEDULING_POLICY) {
+        Some(policy) => policy == PRIORITY,
+        None => {
+            let (flag, joined) = (format!("--{SCHEDULING_POLICY}"), format!("--{SCHEDULING_POLICY}={PRIORITY}"));
+            let pairs = launch.command.windows(2);
+            launch.command.iter().any(|word| *word == joined)
+                || pairs.into_iter().any(|pair| pair[0] == flag && pair[1] == PRIORITY)
+        }
+    }
 }
 
 /// Checks the settings alone: the types of known flags, their ranges, and values that contradict each other. This needs no

@@ -292,6 +292,19 @@ fn the_flags_of_a_script_are_unknown() {
 }
 
 #[test]
+fn engines_that_schedule_by_priority_are_known_by_their_flags_wherever_they_are_set() {
+    let by_priority = |command: &[&str], json: &str| schedules_by_priority(&launch(command), &settings(json));
+    assert!(!by_priority(&["vllm", "serve", "m"], "{}"), "vLLM's default is fcfs");
+    assert!(by_priority(&["vllm", "serve", "m", "--scheduling-policy", "priority"], "{}"));
+    assert!(by_priority(&["vllm", "serve", "m", "--scheduling_policy=priority"], "{}"));
+    assert!(by_priority(&["vllm", "serve", "m"], r#"{"scheduling-policy": "priority"}"#));
+    let set_back = r#"{"scheduling-policy": "fcfs"}"#;
+    assert!(!by_priority(&["vllm", "serve", "m", "--scheduling-policy", "priority"], set_back));
+    assert!(by_priority(&["./start.sh", "--scheduling-policy", "priority"], "{}"), "a script passes it on");
+    assert!(!by_priority(&["./start.sh", "priority"], "{}"));
+}
+
+#[test]
 fn the_sequences_of_an_engine_are_found_wherever_they_are_set() {
     let command = launch(&["sh", "serve", "m", "--max-num-seqs", "64", "-dp", "2"]);
     assert_eq!(sequences(&command, &settings("{}")), Some(128));

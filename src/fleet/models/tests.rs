@@ -87,9 +87,12 @@ fn engines_that_differ_are_named_with_what_they_lack() {
 
 #[test]
 fn routes_are_those_of_the_openapi_page() {
-    let routes = routes_of(br#"{"paths":{"/health":{},"/v1/embeddings":{"post":{}},"/rerank":{"post":{}}}}"#);
+    let routes =
+        routes_of(br#"{"paths":{"/health":{},"/v1/embeddings":{"post":{}},"/v1/score":{},"/rerank":{"post":{}}}}"#);
     let routes = routes.unwrap();
-    assert!(routes.has(Route::Embeddings) && routes.has(Route::Rerank) && !routes.has(Route::ChatCompletions));
+    assert!(routes.has(Route::Embeddings) && routes.has(Route::Score) && !routes.has(Route::ChatCompletions));
+    assert!(!routes.has(Route::Rerank), "not by the path /v1/rerank");
+    assert_eq!(routes_of(br#"{"paths":{"/invocations":{}}}"#), Some(RouteSet::NONE));
     for page in ["", "{}", r#"{"paths":{"/generate":{}}}"#, r#"{"paths":{"/v1/embeddings":{},"/{rest:path}":{}}}"#] {
         assert_eq!(routes_of(page.as_bytes()), None, "{page}");
     }

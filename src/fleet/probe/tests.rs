@@ -4,14 +4,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use sluice_core::openai::Route;
 use sluice_gateway::config::{Endpoint, Policy};
-use sluice_gateway::pool::{BackendLimits, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
+use sluice_gateway::pool::{
+    AdmissionDecision, AdmissionRequest, BackendLimits, BackendSpec, HealthRules, Lack, Lease, Need, PoolRules,
+    PoolSpec, QueueOrder,
+};
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,
     request_failures: 3,
     eject_base: Duration::from_secs(1),
     eject_max: Duration::from_secs(30),
+    max_ejected: 0.5,
 };
 
 fn spec(ports: &[u16]) -> PoolSpec {
@@ -28,6 +33,7 @@ fn spec(ports: &[u16]) -> PoolSpec {
         queue_timeout: Duration::from_secs(20),
         hold: None,
         order: QueueOrder::FIFO,
+        by_priority: None,
     };
     PoolSpec { name: "p".into(), rules, backends: ports.iter().map(backend).collect(), spill: vec![] }
 }
@@ -73,6 +79,7 @@ fn rules() -> Health {
         failures: 3,
         ejection_base: second,
         ejection_max: second,
+        max_ejected: 0.5,
         stall: 30 * second,
     }
 }
@@ -123,6 +130,7 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
         id: old.id,
         name: old.name,
         address: old.address,
+        begun: Instant::now(),
         up: Ok(()),
         models: None,
         routes: None,
@@ -132,6 +140,51 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
     };
     prober.apply(result, Duration::ZERO);
     assert_eq!(prober.admission.view()[0].backends[0].phase, Phase::Starting);
+}
+
+fn lease(admission: &Arc<Admission>) -> Lease {
+    let request = AdmissionRequest {
+        layout: 1,
+        home: admission.view()[0].id,
+        spill: Default::default(),
+        need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
+        priority: 0,
+        arrived: Instant::now(),
+        since: Instant::now(),
+        prefix: Default::default(),
+        adapter: None,
+        asks: Default::default(),
+        wants: Default::default(),
+        avoid: Default::default(),
+        only: None,
+        pinned: false,
+    };
+    match admission.enter(request) {
+        AdmissionDecision::Granted(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_routes_of_an_engine_are_read_again_after_a_later_refusal_but_not_at_once() {
+    let mut prober = prober(&[engine(false).await]);
+    let due = |prober: &Prober| prober.admission.view()[0].backends[0].routes_due;
+    prober.probe_all(&rules()).await;
+    let lease = lease(&prober.admission);
+    let refuse = |at| lease.refused_by_engine(Lack::Route(Route::Embeddings), at);
+    refuse(Instant::now());
+    assert!(due(&prober));
+    prober.probe_all(&rules()).await;
+    assert!(!due(&prober), "this engine does not say; it was asked");
+    // The refusal has expired, and the engine refuses again.
+    let later = Instant::now() + 2 * MODELS_INTERVAL;
+    prober.admission.record_probe(lease.backend(), true, later);
+    refuse(Instant::now());
+    prober.probe_all(&rules()).await;
+    assert!(due(&prober), "not twice in so short a time");
+    prober.states.values_mut().for_each(|state| state.routes_at = None);
+    prober.probe_all(&rules()).await;
+    assert!(!due(&prober));
 }
 
 #[test]

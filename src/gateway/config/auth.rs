@@ -31,10 +31,51 @@ table! {
             required("write 64 hex digits, or env:NAME or file:PATH").example("env:TEAM_A_KEY_SHA256");
         /// Models it may use: names or aliases, or "*" for all. 403 for others.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
-        /// Lower is served earlier when requests wait, as in vLLM.
+        /// The priority of a request that asks for none. Lower is served earlier when requests
+        /// wait, as in vLLM. Engines that schedule by priority get it, too
+        /// (`pool.scheduling_policy`).
         pub priority: i32 = default("0");
+        /// The lowest number that a request may ask for, with `priority` in its body or the header
+        /// X-Vllm-Priority, which wins. What is beyond counts as this.
+        pub priority_min: Option<i32> = optional("as priority").example("-10");
+        /// The highest number that a request may ask for. What is beyond counts as this.
+        pub priority_max: i32 = default("2147483647");
         /// What the key may use; 429 above it.
         pub limit: KeyLimit = table();
+    }
+}
+
+impl Key {
+    /// The priorities of its requests.
+    pub fn priorities(&self) -> PriorityRange {
+        let (default, max) = (self.priority, self.priority_max);
+        PriorityRange { default, min: self.priority_min.unwrap_or(default), max }
+    }
+}
+
+/// The priorities that requests may have; lower is earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorityRange {
+    /// Of a request that asks for none.
+    pub default: i32,
+    /// The earliest.
+    pub min: i32,
+    /// The latest.
+    pub max: i32,
+}
+
+impl PriorityRange {
+    /// Whether its numbers are in order.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.min <= self.default && self.default <= self.max
+    }
+
+    /// The priority of a request that asked for this one.
+    pub fn of(&self, asked: Option<i64>) -> i32 {
+        let Some(asked) = asked else { return self.default };
+        // Between two numbers of 32 bits.
+        let (min, max) = (i64::from(self.min), i64::from(self.max));
+        i32::try_from(asked.clamp(min, max.max(min))).unwrap_or(self.default)
     }
 }
 
@@ -52,7 +93,12 @@ table! {
         pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
         /// Prompt and expected output tokens at once, waiting requests included. A request above it by itself: 400.
         pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");
-        /// Prompt and expected output tokens per minute.
+        /// Prompt and output tokens per minute. A request is charged with what is expected of it, and with what it has used
+        /// when it ends: the difference is given back, or owed, for an hour of the rate at most. While a key owes, its
+        /// requests get 429. Without max_tokens, at least a part of the limit is charged until the request ends.
         pub tokens_per_minute: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("2M");
+        /// Prompt and output tokens within the last 24 hours, charged in the same way. What was used returns a day later, to
+        /// a quarter of an hour. Reloads keep the count; a restart or an upgrade begins a new one.
+        pub tokens_per_day: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("500M");
     }
 }

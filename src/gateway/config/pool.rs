@@ -62,6 +62,11 @@ table! {
         /// Usage requested from the engine for streams: one event at the end, in every event (exact tokens per event, but
         /// every event is edited), or none. What the client did not request is removed again.
         pub usage: UsageInjection = default("final");
+        /// How the engines order the requests that they have, as their flag --scheduling-policy
+        /// says: "fcfs" or "priority". With priority they get the priority of each request; others
+        /// get none. Engines that the gateway starts need no setting: it reads their flags.
+        pub scheduling_policy: Option<SchedulingPolicy> =
+            optional("as the flags of engines that the gateway starts say; fcfs for others").example("priority");
         /// Prompt lengths (estimated) that this pool is home to. For each model the ranges of its pools must cover every
         /// length exactly once.
         pub prompt_tokens: PromptRange = table();
@@ -131,7 +136,8 @@ table! {
         pub length: usize = default("512").within("0", "100000");
         /// Longest wait; 503 after it.
         pub timeout: Duration = duration("20s");
-        /// Which request is next. The priority of the key comes first. In any order a request is overtaken by at most `length`
+        /// Which request is next. The priority of the request comes first. In any order a request
+        /// is overtaken by at most `length`
         /// later ones, and only by those that arrive in the first quarter of `timeout` after it.
         pub order: Order = default("shortest_first");
         /// shortest_first orders by arrival plus this for each 1,000 prompt tokens: short prompts go first, but a long one
@@ -157,13 +163,24 @@ words! {
 }
 
 words! {
-    /// Which request of a queue is next. Priority of the key comes before either.
+    /// Which request of a queue is next. The priority of the request comes before either.
     pub enum Order {
         /// In order of arrival.
         Fifo = "fifo",
         /// By `arrival + aging_per_1k_tokens * prompt_tokens / 1000`: short prompts first, but a long one is overtaken only
         /// by those that arrive within its own addition.
         ShortestFirst = "shortest_first",
+    }
+}
+
+words! {
+    /// How engines order the requests that they have.
+    pub enum SchedulingPolicy {
+        /// In order of arrival; a priority means nothing.
+        Fcfs = "fcfs",
+        /// By priority, lower first, then in order of arrival. Engines preempt requests for earlier
+        /// ones.
+        Priority = "priority",
     }
 }
 

@@ -184,8 +184,14 @@ pub enum Situation {
     SameEndpoint { endpoint: String, first: String },
     #[error("{endpoint} is the gateway's own address; requests would loop")]
     OwnAddress { endpoint: String },
+    #[error("{default} is not between priority_min ({min}) and priority_max ({max}); lower is earlier")]
+    PriorityOrder { default: i32, min: i32, max: i32 },
     #[error("the admin address may not overlap server.listen ({listen}); give it another port")]
     AdminIsListen { listen: String },
+    #[error(
+        "nobody may send a PROXY header; list the addresses of the proxies in server.trusted_proxies, or leave it out"
+    )]
+    ProxyWithoutTrust,
     #[error("'{found}' is not a host name; write it without scheme, port and path, such as \"sluice.internal\"")]
     HostName { found: String },
     #[error(
@@ -308,6 +314,7 @@ impl Situation {
             }
             Self::TooMany { .. }
             | Self::AboveMaximum { .. }
+            | Self::PriorityOrder { .. }
             | Self::Empty
             | Self::Time { .. }
             | Self::CorsOrigin { .. }
@@ -330,6 +337,7 @@ impl Situation {
             }
             Self::SameEndpoint { .. } | Self::OwnAddress { .. } | Self::EmptyCommand => Topic::Backends,
             Self::Address { .. } | Self::AdminIsListen { .. } | Self::HostName { .. } => Topic::Addresses,
+            Self::ProxyWithoutTrust => Topic::Addresses,
             Self::AdminOpen { .. } | Self::Open { .. } => Topic::Addresses,
             Self::SecretEnvMissing { .. } | Self::SecretFile { .. } | Self::SecretEmpty | Self::SecretLetters => {
                 Topic::Secrets

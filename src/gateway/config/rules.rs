@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::auth::Auth;
+use super::auth::{Auth, PriorityRange};
 use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
 use super::cluster::ClusterLeader;
@@ -41,6 +41,9 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         check_order(path, value, max_key, max, report);
     }
     check_body_memory(server, report);
+    if server.proxy_protocol && server.trusted_proxies.is_empty() && report.is_sound("server.trusted_proxies") {
+        report.add_at("server.proxy_protocol", Situation::ProxyWithoutTrust);
+    }
     check_models(models, pools, report);
     check_auth(auth, server, report);
     if let Some(AccessLog { path: LogTarget::File(file), .. }) = access_log {
@@ -158,6 +161,11 @@ fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
     for (index, key) in auth.keys.iter().enumerate() {
         let path = format!("auth.keys[{index}]");
         names.claim(&key.name, format!("{path}.name"), report);
+        let priorities = key.priorities();
+        if !priorities.is_ordered() && report.is_sound(&format!("{path}.priority")) {
+            let PriorityRange { default, min, max } = priorities;
+            report.add_at(&format!("{path}.priority"), Situation::PriorityOrder { default, min, max });
+        }
         let digest = format!("{path}.sha256");
         let first = *digests.entry(key.sha256.bytes()).or_insert(&key.name);
         if first != key.name && report.is_sound(&digest) {

@@ -10,8 +10,8 @@
 //! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once and then one per
 //! [`LEARN_INTERVAL`], so a client that sends a thousand times as much as others does not decide the estimates of all.
 //!
-//! Clients are API keys. On a gateway without keys clients cannot be distinguished: they share one allowance for
-//! learning, and no factor applies. Bounds: [`MAX_CLIENTS`] clients of each model; beyond that the client that
+//! Clients are API keys. On a gateway without keys each network has its allowance for learning, and no factor applies: many
+//! clients may share a network. Bounds: [`MAX_CLIENTS`] clients of each model; beyond that the client that
 //! has been idle longest is forgotten. Time is a parameter.
 
 use std::collections::HashMap;
@@ -19,6 +19,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use twox_hash::XxHash3_64;
+
+use super::output::OutputEstimator;
+use crate::origin::Origin;
 
 /// Clients remembered for each model.
 pub const MAX_CLIENTS: usize = 1_024;
@@ -33,14 +36,22 @@ pub const LEARN_BURST: u32 = 64;
 /// Time from one sample of a client to the next, beyond the burst.
 pub const LEARN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The client of a request: an API key, or any client of a gateway without keys (the default).
+/// The client of a request: an API key; without keys a network, if it is known; else any client (the default).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ClientId(Option<u64>);
+pub struct ClientId {
+    id: Option<u64>,
+    is_key: bool,
+}
 
 impl ClientId {
     /// The client that uses the key of this name.
     pub fn of_key(name: &str) -> Self {
-        Self(Some(XxHash3_64::oneshot(name.as_bytes())))
+        Self { id: Some(XxHash3_64::oneshot(name.as_bytes())), is_key: true }
+    }
+
+    /// The clients of one network, which use no keys.
+    pub fn of_network(origin: Origin) -> Self {
+        Self { id: Some(origin.bits()).filter(|_| origin.is_known()), is_key: false }
     }
 }
 
@@ -55,6 +66,8 @@ struct Client {
     /// What its estimates were multiplied by at `since`; less later.
     factor: f64,
     since: Instant,
+    /// The lengths of its completions.
+    output: OutputEstimator,
 }
 
 impl Client {
@@ -72,12 +85,22 @@ impl Clients {
 
     /// A prompt of this client had `ratio` times as many tokens as estimated, and was placed wrongly for that reason.
     pub fn underestimated(&mut self, client: ClientId, ratio: f64, now: Instant) {
-        if client.0.is_none() || ratio <= USUAL_ERROR {
+        if !client.is_key || ratio <= USUAL_ERROR {
             return;
         }
         let known = self.known(client, now);
         known.factor = known.factor(now).max(ratio).min(MAX_FACTOR);
         known.since = now;
+    }
+
+    /// The lengths of the completions of this client, once enough are known.
+    pub fn output(&self, client: ClientId) -> Option<&OutputEstimator> {
+        self.0.get(&client).map(|known| &known.output).filter(|output| output.is_known())
+    }
+
+    /// Records that one sequence of a response to this client had `tokens` tokens.
+    pub fn learn_output(&mut self, client: ClientId, tokens: u64, now: Instant) {
+        self.known(client, now).output.learn(tokens);
     }
 
     /// Whether one more sample of this client may be learned; counts it.
@@ -96,7 +119,7 @@ impl Clients {
             let idle = self.0.iter().min_by_key(|(_, known)| known.due.max(known.since)).map(|(client, _)| *client);
             idle.map(|client| self.0.remove(&client));
         }
-        self.0.entry(client).or_insert(Client { due: now, factor: 1.0, since: now })
+        self.0.entry(client).or_insert(Client { due: now, factor: 1.0, since: now, output: OutputEstimator::default() })
     }
 }
 

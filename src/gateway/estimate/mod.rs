@@ -77,9 +77,10 @@ impl ModelEstimator {
         model.prompt.estimate(&prompt.shape, prompt.media_part_tokens).raised(factor, prompt.at_most())
     }
 
-    /// How many tokens to expect of one sequence of the response.
-    pub fn expect_output(&self, bounds: OutputBounds) -> u64 {
-        self.model.lock().output.expect(bounds)
+    /// How many tokens to expect of one sequence of the response to this client.
+    pub fn expect_output(&self, client: ClientId, bounds: OutputBounds) -> u64 {
+        let model = self.model.lock();
+        model.clients.output(client).unwrap_or(&model.output).expect(bounds)
     }
 
     /// Learns from what the engine reported.
@@ -89,6 +90,9 @@ impl ModelEstimator {
         if reported.prompt_tokens >= reported.boundary && estimated.source != EstimateSource::Exact {
             let ratio = reported.prompt_tokens as f64 / estimated.tokens as f64;
             model.clients.underestimated(prompt.client, ratio, now);
+        }
+        if let Some(tokens) = reported.completion_tokens.filter(|_| reported.comparable) {
+            model.clients.learn_output(prompt.client, tokens, now);
         }
         if reported.comparable && model.clients.may_teach(prompt.client, now) {
             model.prompt.learn(&prompt.shape, reported.prompt_tokens);
@@ -125,7 +129,7 @@ mod tests {
         let learned = trained.estimate(&prompt, now);
         assert!((2_850..3_150).contains(&learned.tokens), "{learned:?}");
         assert_eq!(other.estimate(&prompt, now), before);
-        assert_eq!(trained.expect_output(OutputBounds::default()), 20);
+        assert_eq!(trained.expect_output(prompt.client, OutputBounds::default()), 20);
     }
 
     #[test]
@@ -139,6 +143,19 @@ mod tests {
         }
         let tokens = model.estimate(&prompt("quiet"), start + Duration::from_secs(300)).tokens;
         assert!((1_200..3_000).contains(&tokens), "{tokens}");
+    }
+
+    #[test]
+    fn long_responses_of_one_client_are_not_expected_of_another() {
+        let (model, now) = (ModelEstimator::default(), Instant::now());
+        let completed = |client: &str, tokens| {
+            model.learn(&prompt(client), Reported { completion_tokens: Some(tokens), ..reported(1_200) }, now);
+        };
+        (0..20).for_each(|_| completed("short", 100));
+        (0..60).for_each(|_| completed("long", 30_000));
+        let expected = |client: &str| model.expect_output(ClientId::of_key(client), OutputBounds::default());
+        assert_eq!((expected("short"), expected("long")), (100, 30_000));
+        assert!(expected("new") > 30_000, "a new client by those of all: mean and two standard deviations");
     }
 
     #[test]

@@ -3,10 +3,13 @@
 //! The length of a response is unknown before it ends. The reservation on a backend should seldom be too small and never
 //! be absurdly large: mean plus two standard deviations of the completions seen, with newer ones weighing more
 //! (`1 / `[`MEMORY`] each), never over the request's own bound and never under its `min_tokens`.
+//! A client with [`OWN_AFTER`] completions is expected by its own, so that long responses of one client reserve nothing for others.
 //! With `ignore_eos` the length is the bound, exactly. Before any completion was seen: [`UNSEEN`].
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;
+/// Completions of a client from which its own lengths are expected, and not those of all.
+pub const OWN_AFTER: u64 = 8;
 /// Tokens expected before any completion was seen: a few paragraphs.
 pub const UNSEEN: u64 = 512;
 
@@ -48,6 +51,16 @@ impl OutputEstimator {
             _ => (self.mean + 2.0 * self.variance.sqrt()).ceil() as u64,
         };
         seen.max(bounds.min).min(most)
+    }
+
+    /// Whether enough completions were seen to expect as many tokens again.
+    pub fn is_known(&self) -> bool {
+        self.samples >= OWN_AFTER
+    }
+
+    /// Completions seen.
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
     /// Records that one sequence had `tokens` tokens.

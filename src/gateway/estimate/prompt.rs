@@ -99,6 +99,11 @@ impl PromptEstimate {
         Self { tokens: tokens.min(at_most).max(self.tokens), source: EstimateSource::Raised, ..self }
     }
 
+    /// The same for a prompt that the engine puts behind a stored conversation of so many tokens.
+    pub fn behind(self, stored: u64) -> Self {
+        Self { tokens: self.tokens.saturating_add(stored), ..self }
+    }
+
     /// A count that needs no estimate.
     pub fn exact(tokens: u64) -> Self {
         Self { tokens: tokens.max(1), spread: 0.0, source: EstimateSource::Exact }

@@ -77,12 +77,19 @@ pub struct Assigned {
     measured: bool,
     /// The arm could not serve the request, so it was served as if there were no experiment.
     pub fell_back: bool,
+    /// That was because there was no room.
+    pub lacked_room: bool,
 }
 
 impl Assigned {
     /// The arm.
     pub fn arm(&self) -> &ArmPlan {
         &self.experiment.plan.arms[self.arm]
+    }
+
+    /// Whether all arms of its experiment are served by the same pools, and so have one queue.
+    pub fn shares_pools(&self) -> bool {
+        self.experiment.plan.shares_pools
     }
 
     /// The cell of its unit.
@@ -274,7 +281,7 @@ impl ExperimentSet {
                 return None;
             }
             let measured = phase == Phase::Running;
-            Some(Assigned { experiment: experiment.clone(), arm, unit, measured, fell_back: false })
+            Some(Assigned { experiment: experiment.clone(), arm, unit, measured, fell_back: false, lacked_room: false })
         })
     }
 }

@@ -223,6 +223,7 @@ mod tests {
     use super::*;
     use crate::experiment::verdict::compare;
     use crate::experiment::{Ending, ExperimentReport, Experiments, Observation, tests};
+    use crate::origin::Origin;
 
     /// An engine with adapters in use; that of the arm is "lora", of rank 16.
     fn engine(backend: &str, slots: u64, host: Option<u64>, in_use: &[&str]) -> EngineAdapters {
@@ -316,6 +317,8 @@ mod tests {
             let arm = number % 2;
             let time = 0.01 * (1.0 + 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
             let observation = Observation {
+                origin: Origin::default(),
+                blamed: true,
                 class: 0,
                 cell: (number / 2 % 64) as u16,
                 values: [Some(time); Quantity::ALL.len()],

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::tests::config;
 use super::*;
 use crate::experiment::plan::ExperimentPlan;
+use crate::origin::Origin;
 use sluice_core::base::Rng;
 
 /// What differs between the arms, and how long it is watched.
@@ -110,6 +111,8 @@ impl Simulated {
             values[..3].copy_from_slice(&[Some(ttft), Some(ttft / 10.0), Some(ttft * 4.0)]);
         }
         let observation = Observation {
+            origin: Origin::default(),
+            blamed: true,
             class: usize::from(long),
             cell: self.hash.cell(unit),
             values,

@@ -6,6 +6,8 @@
 //! sum of logarithms: the ratio of two geometric means is the factor by which one arm is slower, and the heaviest tail cannot
 //! dominate it. Quantiles come from histograms with bins of 5 %.
 //!
+//! Failures and missed objectives count by origin (`origins.rs`), so that no client decides about an arm alone.
+//!
 //! Bounds: about 120 KiB for each arm, whatever the number of requests.
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::counts::{Counts, UnitCells};
 use super::quality::Quality;
 use super::unit::{GROUPS, group_of};
+use crate::origin::Origin;
 use sluice_core::openai::Answer;
 
 /// Upper bounds of prompt tokens of the length classes; the last class has none.
@@ -89,6 +92,11 @@ pub enum Ending {
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
+    /// Whose request it was.
+    pub origin: Origin,
+    /// Whether a failure or a missed objective counts against the arm: not if it was shed from pools that all arms share, nor if
+    /// it is one of too many of the same origin (`origins.rs`).
+    pub blamed: bool,
     /// Length class of its prompt.
     pub class: usize,
     /// Cell of its unit.
@@ -108,9 +116,9 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Whether the arm failed.
+    /// Whether the arm failed, as far as it is to blame.
     pub fn is_failure(&self) -> bool {
-        self.ending == Ending::Failed || self.fell_back
+        self.blamed && (self.ending == Ending::Failed || self.fell_back)
     }
 }
 
@@ -230,7 +238,7 @@ impl ArmLedger {
         let group = group_of(observation.cell);
         self.requests.0[group] += 1.0;
         let failed = observation.is_failure();
-        if failed || observation.ending == Ending::Completed {
+        if failed || (observation.ending == Ending::Completed && !observation.fell_back) {
             self.ended.0[group] += 1.0;
             self.failed.0[group] += f64::from(u8::from(failed));
         }
@@ -246,7 +254,7 @@ impl ArmLedger {
             self.cached = (self.cached.0 + cached as f64, self.cached.1 + all as f64);
         }
         self.quality.add(group, observation.answer);
-        if let Some(missed) = observation.missed {
+        if let Some(missed) = observation.missed.filter(|_| observation.blamed) {
             self.judged.0[group] += 1.0;
             self.missed.0[group] += f64::from(u8::from(missed));
         }

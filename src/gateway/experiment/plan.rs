@@ -33,6 +33,8 @@ pub struct ExperimentPlan {
     pub identity: u64,
     /// How it is judged.
     pub rules: Rules,
+    /// Whether all arms are served by the same pools and backends, so that requests of all wait for the same room.
+    pub shares_pools: bool,
     models: ModelScope,
     /// Whether requests for models that are not declared take part.
     undeclared: bool,
@@ -111,6 +113,7 @@ impl ExperimentPlan {
                 guardrail: experiment.guardrail.clone(),
                 promote: experiment.promote,
             },
+            shares_pools: shares_pools(experiment, config),
             models: experiment.models.clone(),
             keys: experiment.keys.clone(),
             classes: experiment.classes.iter().map(|pool| pool.index()).collect(),
@@ -148,6 +151,22 @@ impl ExperimentPlan {
         // Rounding may leave the last range a little below 1.
         found.or_else(|| self.arms.iter().rposition(has_units)).unwrap_or_default()
     }
+}
+
+fn shares_pools(experiment: &config::Experiment, config: &Config) -> bool {
+    let serves = |pool: &config::Pool, arm: &config::Arm| match (&arm.pool, &arm.model) {
+        (Some(name), _) => pool.name == *name,
+        _ if pool.arms_only => false,
+        (None, Some(name)) => config.model_named(name).is_some_and(|model| pool.models.includes(model)),
+        (None, None) => match &experiment.models {
+            ModelScope::All => true,
+            ModelScope::Only(models) => models.iter().any(|model| pool.models.includes(*model)),
+        },
+    };
+    let Some((first, others)) = experiment.arms.split_first() else { return true };
+    others.iter().all(|arm| {
+        arm.backends == first.backends && config.pools.iter().all(|pool| serves(pool, arm) == serves(pool, first))
+    })
 }
 
 /// By names, so that it survives what only changes positions in the file.

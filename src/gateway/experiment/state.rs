@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::diagnosis::{EngineAdapters, EngineLooks};
 use super::ledger::{ArmLedger, Measured, Observation, Quantity};
+use super::origins::ArmOrigins;
 use super::plan::ExperimentPlan;
 use super::quality::RecentAnswers;
 use super::shadow::ArmCopies;
@@ -111,6 +112,8 @@ pub struct ExperimentState {
     /// Answers that users can rate.
     recent: Mutex<RecentAnswers>,
     progress: Mutex<Progress>,
+    /// The origins of the requests of each arm; locked after `progress`.
+    origins: Mutex<Vec<ArmOrigins>>,
 }
 
 impl ExperimentState {
@@ -134,6 +137,7 @@ impl ExperimentState {
             copies: plan.arms.iter().map(|_| Arc::default()).collect(),
             recent: Mutex::default(),
             progress: Mutex::new(progress),
+            origins: Mutex::new(plan.arms.iter().map(|_| ArmOrigins::default()).collect()),
         };
         state.set_phase(phase);
         state
@@ -166,6 +170,7 @@ impl ExperimentState {
             *progress = Progress::default();
             progress.resize(self.copies.len());
             *self.recent.lock() = RecentAnswers::default();
+            self.origins.lock().iter_mut().for_each(|origins| *origins = ArmOrigins::default());
             self.stopped.store(0, Ordering::Release);
         }
         self.set_phase(phase);
@@ -247,8 +252,10 @@ impl ExperimentState {
     /// Adds a finished request of an arm, and stops the arm if that breaks a guardrail.
     pub fn observe(&self, plan: &ExperimentPlan, arm: usize, observation: &Observation) {
         let mut progress = self.progress.lock();
-        progress.arms[arm].add(observation);
-        let bad = observation.is_failure() || observation.missed == Some(true);
+        let mut observation = *observation;
+        ArmOrigins::blame(&mut self.origins.lock(), arm, &mut observation);
+        progress.arms[arm].add(&observation);
+        let bad = observation.is_failure() || (observation.blamed && observation.missed == Some(true));
         if arm > 0
             && bad
             && progress.stops[arm].is_none()

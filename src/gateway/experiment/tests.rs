@@ -4,6 +4,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
+use crate::origin::Origin;
 use sluice_core::base::ModelId;
 use sluice_core::openai::{Answer, FinishReason};
 
@@ -37,6 +38,8 @@ fn arm_of(set: &ExperimentSet, user: u64) -> Option<(String, usize)> {
 /// A completed request that took so long in every way.
 fn completed(seconds: f64, cell: u16, answer: Answer) -> Observation {
     Observation {
+        origin: Origin::default(),
+        blamed: true,
         class: 0,
         cell,
         values: [Some(seconds); Quantity::ALL.len()],
@@ -439,4 +442,57 @@ fn the_history_is_bounded_and_covers_the_whole_time() {
     assert_eq!(history[0].at, 0);
     let gaps: Vec<i64> = history.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
     assert!(gaps.iter().all(|gap| *gap < 200_000 && *gap > 0), "{gaps:?}");
+}
+
+/// The arm that is stopped when `requests` end, by numbers: of which origin, in which arm, whether failed.
+fn stops(requests: impl Iterator<Item = (u64, usize, bool)>) -> bool {
+    let experiments = Experiments::default();
+    experiments.configure(&config(&experiment("x", "sticky = \"user\"")));
+    let x = experiments.find("x").unwrap();
+    for (number, (origin, arm, failed)) in requests.enumerate() {
+        let ending = if failed { Ending::Failed } else { Ending::Completed };
+        let origin = Origin::of_key(&origin.to_string());
+        let observation = Observation { origin, ending, ..completed(0.1, number as u16, Answer::default()) };
+        x.state.observe(&x.plan, arm, &observation);
+    }
+    x.state.is_stopped(1)
+}
+
+#[test]
+fn one_client_among_several_does_not_stop_an_arm_and_one_alone_or_all_together_do() {
+    let honest = (0..4_000u64).map(|number| (number % 5, (number % 2) as usize, false));
+    let mixed = |evil: fn(u64) -> (u64, usize, bool)| {
+        let evil = (0..4_000).map(evil);
+        honest.clone().zip(evil).flat_map(|(one, other)| [one, other])
+    };
+    assert!(!stops(mixed(|_| (9, 1, true))), "a client that fails in one arm only");
+    assert!(stops((0..4_000).map(|number| (9, (number % 2) as usize, number % 2 == 1))), "alone it is all there is");
+    assert!(stops(mixed(|number| (number % 5, 1, number % 3 == 0))), "every client fails there");
+}
+
+#[test]
+fn a_request_that_found_no_room_in_pools_that_all_arms_share_is_no_failure_of_its_arm() {
+    let arm = |extra: &str| {
+        let text = format!(
+            "[[experiment]]\nname = \"y\"\nmodels = [\"m\"]\n[[experiment.arm]]\nname = \"base\"\nweight = 50\n\
+             [[experiment.arm]]\nname = \"new\"\nweight = 50\n{extra}\n"
+        );
+        let experiments = Experiments::default();
+        experiments.configure(&config(&text));
+        experiments.find("y").unwrap().plan.shares_pools
+    };
+    assert!(arm(""));
+    assert!(!arm("pool = \"declared\""));
+    assert!(arm("model = \"lora\""), "the first pool serves every model");
+    let shed = Observation {
+        blamed: false,
+        ending: Ending::Failed,
+        missed: Some(true),
+        ..completed(0.1, 1, Answer::default())
+    };
+    let mut ledger = ArmLedger::default();
+    ledger.add(&shed);
+    assert_eq!((ledger.requests(), ledger.failed(), ledger.missed()), (1, 0, (0, 0)));
+    ledger.add(&Observation { blamed: true, ..shed });
+    assert_eq!((ledger.failed(), ledger.missed()), (1, (1, 1)));
 }

@@ -98,22 +98,22 @@ impl<X> FailedAttempt<X> {
 }
 
 impl<X: Exchange> ResponseStart<X> {
-    /// Reads the body to its end, up to so many bytes and for so long.
+    /// Reads the body to its end, up to so many bytes and for so long. Returns whether its end was reached.
     pub(super) async fn read_ahead<D: Downstream>(
         &mut self,
         (bytes, time): (usize, Duration),
         down: &mut D,
         lease: &Lease,
-    ) -> Result<(), WaitError> {
+    ) -> Result<bool, WaitError> {
         let (mut read, deadline) = (BytesMut::from(std::mem::take(&mut self.read)), Instant::now() + time);
         let result = {
             let reading = pin!(async {
                 while read.len() < bytes && !self.exchange.at_end() {
                     if !self.exchange.body(&mut read).await.map_err(WaitError::Broken)? {
-                        break;
+                        return Ok(true);
                     }
                 }
-                Ok(())
+                Ok(self.exchange.at_end())
             });
             guarded(reading, down, lease, (deadline, Stage::FirstByte)).await
         };

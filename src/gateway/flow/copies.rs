@@ -72,6 +72,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         method: incoming.method.clone(),
         path: incoming.path.clone(),
         headers: incoming.headers.clone(),
+        priority: incoming.priority,
         content_type: incoming.content_type.clone(),
         body: incoming.body.clone(),
         arrived: Instant::now(),
@@ -80,7 +81,7 @@ fn copy(incoming: &IncomingRequest, arm: Assigned) -> IncomingRequest {
         trace: None,
         routing: Arc::clone(&incoming.routing),
         client: incoming.client,
-        network: incoming.network,
+        origin: incoming.origin,
         key: incoming.key.clone(),
         copy_for: Some(arm),
     }

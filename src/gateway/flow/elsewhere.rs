@@ -28,8 +28,9 @@ use sluice_core::openai::UpstreamError;
 pub(super) struct EngineAnswer<'a> {
     /// The status of the head.
     pub(super) status: StatusCode,
-    /// The body of a refusal, as far as it was read.
-    pub(super) read: &'a [u8],
+    /// The whole body of a refusal. `None`: it was not read, was longer than is read, or did not end in order. Then nothing
+    /// says that the engine does not serve such requests.
+    pub(super) read: Option<&'a [u8]>,
     /// The error in the body or in the first event, where one has been read.
     pub(super) error: Option<&'a UpstreamError>,
     /// Whose credentials the engine has seen.
@@ -86,9 +87,7 @@ impl EngineAnswer<'_> {
             429 => Some(Elsewhere::Limited),
             401 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::GatewayRefused),
             403 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::Forbidden),
-            _ if event.is_none() && self.status.is_client_error() => {
-                refused_here::judge(self.status, self.read).map(Elsewhere::NotServed)
-            }
+            _ if event.is_none() => refused_here::judge(self.status, self.read?).map(Elsewhere::NotServed),
             _ => None,
         }
     }
@@ -106,7 +105,17 @@ mod tests {
     fn elsewhere(status: u16, event: Option<Option<u16>>, credentials: Credentials) -> Option<Elsewhere> {
         let error = event.map(|code| UpstreamError { code, message: String::new() });
         let status = StatusCode::from_u16(status).unwrap();
-        EngineAnswer { status, read: b"{}", error: error.as_ref(), credentials }.elsewhere()
+        EngineAnswer { status, read: Some(b"{}"), error: error.as_ref(), credentials }.elsewhere()
+    }
+
+    #[test]
+    fn only_a_body_that_was_read_to_its_end_says_what_an_engine_does_not_serve() {
+        let answer =
+            |status, read| EngineAnswer { status, read, error: None, credentials: Credentials::Client }.elsewhere();
+        for status in [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED] {
+            assert_eq!(answer(status, Some(b"")), Some(Elsewhere::NotServed(Refused::Route)));
+            assert_eq!(answer(status, None), None);
+        }
     }
 
     #[test]

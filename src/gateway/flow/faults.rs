@@ -24,12 +24,12 @@ pub(super) fn report(lease: &Lease, fault: BackendFault, request_id: &str, why: 
     let FaultReport { verdict, line } = lease.failure(fault, now);
     let (pool, backend) = (&**lease.pool_name(), &**lease.name());
     if let Some(left_out) = line {
-        let spared = match verdict {
-            Verdict::Spared => "; the backend is not ejected, because no other one of its pool is ready",
-            Verdict::Counted | Verdict::Ejected(_) => "",
+        let (is_spared, reason) = match verdict {
+            Verdict::Spared(why) => ("; the backend is not ejected, ", why.text()),
+            Verdict::Counted | Verdict::Ejected(_) => ("", ""),
         };
         let left_out = (left_out > 0).then_some(left_out);
-        tracing::warn!(pool, backend, request_id, left_out, "response failed: {why}{spared}");
+        tracing::warn!(pool, backend, request_id, left_out, "response failed: {why}{is_spared}{reason}");
     }
     if let Verdict::Ejected(time) = verdict {
         tracing::warn!(pool, backend, "ejected for {:.1} s: {}; last: {why}", time.as_secs_f64(), fault.text());

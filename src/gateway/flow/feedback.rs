@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::request_bounds::RequestBounds;
 use crate::estimate::{Counted, ExactCounter, ModelEstimator, Prompt, Reported};
 use sluice_core::meter::Strip;
 use sluice_core::openai::{TokenUsage, UsageEdit};
@@ -59,6 +60,8 @@ pub(super) struct Feedback {
     /// The exact count, if one was made: its counter learns the chat template's overhead.
     pub(super) exact: Option<ExactCount>,
     pub(super) sequences: u32,
+    /// Within which the usage is believed.
+    pub(super) bounds: RequestBounds,
     /// The boundary above the estimate; see [`Reported::boundary`].
     pub(super) boundary: u64,
     /// One prompt, text only, that the engine reads as it was sent.

@@ -6,8 +6,7 @@
 //! an answer after which another engine may serve the request (`elsewhere.rs`). None follows the first token of a stream that has
 //! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the
 //! last one's response. An answer that says that the engine does not serve the model, the route or so long a prompt costs no
-//! attempt: the request moves on, at most `MOVES_MAX` times, and the engine gets no more of the kind until what it serves was
-//! read again.
+//! attempt: the request moves on (`moves.rs`), and the engine gets no more of the kind until what it serves was read again.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
 //! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
@@ -20,7 +19,10 @@
 //!
 //! When the gateway stops and `server.drain_timeout` has passed, every attempt is aborted (see [`super::Flow::abort_all`]).
 
+mod address;
 mod copy;
+mod deaths;
+mod fall_back;
 mod moves;
 
 use std::pin::pin;
@@ -28,31 +30,32 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError, LeaseRequest, PlacedRequest};
 use super::attempt::{AttemptResult, FailedAttempt, HeldResponse, ResponseStart, WaitError, guarded};
-use super::classify;
 use super::copies::{CopyQueue, PendingCopies};
 use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
-use super::exchange::{Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
+use super::exchange::{
+    ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
+};
 use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
 use super::pump::{Pump, ResponseContext};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
-use super::refused_here::{self, Refused};
-use super::respond::{self, REQUEST_ID};
+use super::refused_here::Refused;
+use super::respond;
 use super::response_memory::{MemoryOwner, ResponseMemory};
 use super::router::Router;
 use super::stream_work::SilenceLimits;
+use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::base::BackendId;
-use sluice_core::openai::{Refusal, ShedReason};
+use sluice_core::openai::Refusal;
 
 /// The parts of the gateway that attempts need.
 pub(super) struct Backends<'a, U> {
@@ -65,6 +68,8 @@ pub(super) struct Backends<'a, U> {
     pub(super) copies: &'a CopyQueue,
     /// Where responses wait for slow clients.
     pub(super) memory: &'a Arc<ResponseMemory>,
+    /// The bodies that may kill engines.
+    pub(super) suspects: &'a Arc<Suspects>,
 }
 
 /// All attempts of one request.
@@ -73,6 +78,10 @@ pub(super) struct Attempts<'a, U> {
     incoming: &'a IncomingRequest,
     prepared: PreparedRequest,
     placed: PlacedRequest,
+    /// What its body is recognised by.
+    body: BodyHash,
+    /// Engines that died with it.
+    deaths: u32,
     /// What is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
     /// Attempts so far.
@@ -98,6 +107,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         assigned: Option<&Assigned>,
     ) -> Self {
         let copies = backends.copies.copies_of(incoming, assigned);
+        let body = backends.suspects.hash(&incoming.body);
         incoming.body = Bytes::new();
         let request = UpstreamRequest {
             method: incoming.method.clone(),
@@ -112,6 +122,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             incoming,
             prepared,
             placed,
+            body,
+            deaths: 0,
             request,
             made: 0,
             moves: 0,
@@ -128,6 +140,10 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<(), Refusal> {
+        self.check_body(record)?;
+        if self.wait_for_turn(down, record).await == Err(ClientGone) {
+            return Ok(());
+        }
         let mut lease = match self.admit_to_any(down, record).await {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(()),
@@ -140,7 +156,9 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         };
         self.backends.copies.send(&mut self.copies);
         loop {
-            let failed = match self.attempt(&mut lease, down, record).await {
+            let result = self.attempt(&mut lease, down, record).await;
+            self.note_end(&result, &lease, record).await;
+            let failed = match result {
                 AttemptResult::Finished => return Ok(()),
                 AttemptResult::Failed(failed) => failed,
             };
@@ -155,19 +173,29 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             }
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
             // for the other's backend would deadlock.
-            let moves_on = self.refused.take().is_some_and(|refused| self.moves_on(refused, &lease));
+            let refused = self.refused.take();
+            let goes_on = match refused {
+                Some(refused) => self.moves_on(refused, &lease),
+                None => self.may_try_again(),
+            };
             lease.release();
             let released = failed.response.is_some().then_some(lease);
             // Falling back is one more attempt: a request fails for its arm only if it fails without it.
             let in_arm = self.prepared.arm.is_some();
-            let is_over = (unknown_model && in_arm) || !(moves_on || self.may_try_again());
-            if is_over && !self.fall_back(record) {
+            let is_over = (unknown_model && in_arm) || !goes_on;
+            if self.is_suspended() || (is_over && !self.fall_back(record)) {
                 return Box::pin(self.give_up(*failed, released, down, record)).await;
+            }
+            if self.wait_for_turn(down, record).await == Err(ClientGone) {
+                return Ok(());
             }
             lease = match self.admit_to_any(down, record).await {
                 Ok(lease) => lease,
                 Err(AdmitError::ClientGone) => return Ok(()),
-                Err(AdmitError::Refused(_) | AdmitError::Shed { .. } | AdmitError::Unserved) => {
+                Err(error) => {
+                    if let Some(refusal) = self.shed_until_later(refused, error, record) {
+                        return Err(refusal);
+                    }
                     return Box::pin(self.give_up(*failed, released, down, record)).await;
                 }
             };
@@ -177,49 +205,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
 
     fn may_try_again(&self) -> bool {
         self.made - self.moves < self.placed.table.config.retry.attempts
-    }
-
-    /// Waits for a lease; where the arm of the request cannot serve it, on any backend.
-    async fn admit_to_any<D: Downstream, R: Recorder>(
-        &mut self,
-        down: &mut D,
-        record: &mut RecordGuard<'_, R>,
-    ) -> Result<Lease, AdmitError> {
-        match self.admit(down, record).await {
-            Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home }) => {
-                Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home })
-            }
-            Err(AdmitError::Shed { .. } | AdmitError::Refused(_) | AdmitError::Unserved) if self.fall_back(record) => {
-                self.admit(down, record).await
-            }
-            other => other,
-        }
-    }
-
-    /// From now on the request is served as if there were no experiment. False if it is already.
-    fn fall_back<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> bool {
-        let table = self.backends.router.current();
-        let tokens = self.prepared.need.prompt_tokens;
-        let model = record.model.as_deref().and_then(|name| table.model(name));
-        let Some(placement) = model.and_then(|model| classify::place(&table, model.route, tokens)) else {
-            return false;
-        };
-        let adapter = model.and_then(|model| model.route.adapter);
-        if self.prepared.arm.take().is_none() {
-            return false;
-        }
-        self.prepared.adapter = adapter;
-        self.prepared.asks.model = Some(self.prepared.own_model);
-        self.placed = PlacedRequest { table, placement };
-        if let Some(body) = self.request.body_without_arm.take() {
-            self.request.body = body;
-        }
-        record.set_home(self.placed.home());
-        record.arm = None;
-        if let Some(assigned) = &mut record.assigned {
-            assigned.fell_back = true;
-        }
-        true
     }
 
     /// Waits for a lease on a backend that has not failed this request.
@@ -234,7 +219,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let avoid: SmallVec<[BackendId; 4]> = self.avoid.iter().chain(others).copied().collect();
         let request = LeaseRequest {
             need: self.prepared.need,
-            priority: self.prepared.priority,
+            priority: self.prepared.priority.number,
             arrived: self.incoming.arrived,
             since: if self.made == 0 { self.incoming.arrived } else { begun },
             model: record.model.as_deref().unwrap_or_default(),
@@ -251,8 +236,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record.queue_wait += begun.elapsed();
         // A reload may have moved it.
         record.set_home(self.placed.home());
-        let lease = admitted?;
-        note_lease(&lease, record);
+        let mut lease = admitted?;
+        note_lease(&mut lease, record);
         Ok(lease)
     }
 
@@ -266,29 +251,34 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let timeout = self.placed.table.first_byte(self.prepared.stream, self.prepared.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
         let mut connection = Connection::Any;
+        record.is_lost = false;
         let mut response = loop {
             self.made += 1;
-            self.set_request_id();
+            self.address_to(lease);
             record.begin_attempt(self.made, &mut self.request.headers);
             match self.send(connection, deadline, lease, down, record).await {
-                Ok(response) => break response,
+                Ok(response) => {
+                    record.is_lost = false;
+                    break response;
+                }
                 Err(WaitError::Stale) if connection == Connection::Any && self.may_try_again() => {
+                    record.is_lost = true;
                     record.retries.push(RetryReason::StaleConnection);
                     connection = Connection::New;
                 }
-                Err(error) => return error.into_result(lease, &record.request_id),
+                Err(error) => {
+                    record.is_lost |= matches!(error, WaitError::Broken(ExchangeError::Closed(_)));
+                    return error.into_result(lease, &record.request_id);
+                }
             }
         };
-        if self.prepared.only.is_none() && refused_here::may_be(&response.head) {
-            let limits = (refused_here::PEEK_BYTES, refused_here::PEEK_TIME);
-            let peeked = response.read_ahead(limits, down, lease).await;
-            // The pump meets any other error again.
-            if let Err(error @ (WaitError::ClientGone | WaitError::Hung)) = peeked {
-                return error.into_result(lease, &record.request_id);
-            }
-        }
+        let is_read = match self.read_refusal(&mut response, down, lease).await {
+            Ok(is_read) => is_read,
+            Err(error) => return error.into_result(lease, &record.request_id),
+        };
         let (status, credentials) = (response.head.status, self.credentials(lease));
-        let elsewhere = EngineAnswer { status, read: &response.read, error: None, credentials }.elsewhere();
+        let elsewhere =
+            EngineAnswer { status, read: is_read.then_some(&*response.read), error: None, credentials }.elsewhere();
         if elsewhere.is_some() || self.lacks_model(status) {
             let (reason, outcome) = self.note_elsewhere(elsewhere, status, lease, &record.request_id);
             // A client whose key is valid must not read that the gateway's is not.
@@ -381,12 +371,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         Ok(ResponseStart { exchange, head, sent, read: Bytes::new() })
     }
 
-    /// Whether this status says that the engine of the arm does not know the model: that of the arm, or an adapter that only others
-    /// have loaded.
-    fn lacks_model(&self, status: StatusCode) -> bool {
-        status == StatusCode::NOT_FOUND && self.prepared.arm.is_some()
-    }
-
     /// A response that is not streamed shows no first token: its prefill share is returned when the prefill should be
     /// over.
     async fn wait_for_head<D: Downstream>(
@@ -432,23 +416,13 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             AttemptResult::Failed(_) => Err(refusal),
         }
     }
-
-    /// Gives each attempt an id of its own. The engine may still be working on an earlier attempt whose connection broke, and
-    /// vLLM identifies requests by this id. Before 0.14 it mixed up two running requests with the same id. It still does where
-    /// ids are not randomized, are passed to KV connectors, or are aborted from outside.
-    fn set_request_id(&mut self) {
-        let id = &self.incoming.upstream_id;
-        let value = match self.made {
-            1 => HeaderValue::from_str(id),
-            number => HeaderValue::from_str(&format!("{id}-r{number}")),
-        };
-        if let Ok(value) = value {
-            self.request.headers.insert(REQUEST_ID, value);
-        }
-    }
 }
 
-fn note_lease<R: Recorder>(lease: &Lease, record: &mut RecordGuard<'_, R>) {
+fn note_lease<R: Recorder>(lease: &mut Lease, record: &mut RecordGuard<'_, R>) {
+    lease.set_origin(record.origin);
+    if let Some(trial) = &record.trial {
+        trial.delivered(lease.backend(), Instant::now());
+    }
     record.pool = Some(Arc::clone(lease.pool_name()));
     record.backend = Some(Arc::clone(lease.name()));
     record.expected_cached = lease.expected_cached();

@@ -15,6 +15,7 @@ use super::keys::ApiKey;
 use super::routing_table::RoutingTable;
 use super::trace::RequestTrace;
 use crate::experiment::Assigned;
+use crate::origin::Origin;
 use sluice_core::openai::Route;
 
 /// One request, received whole.
@@ -28,6 +29,8 @@ pub struct IncomingRequest {
     pub path: String,
     /// End-to-end headers for the backend, without hop-by-hop headers and without credentials for the gateway.
     pub headers: HeaderMap,
+    /// The priority that the header `X-Vllm-Priority` asks for.
+    pub priority: Option<i64>,
     /// `Content-Type`, for multipart bodies.
     pub content_type: String,
     /// The body.
@@ -44,8 +47,8 @@ pub struct IncomingRequest {
     pub routing: Arc<RoutingTable>,
     /// The client's address, where the access log or the records have it.
     pub client: Option<IpAddr>,
-    /// The network that the client has connected from, for shares; `None`: not known.
-    pub network: Option<IpAddr>,
+    /// Whose outcome the outcome of the request is: that of its key, or without keys of the client's network.
+    pub origin: Origin,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,
     /// The shadow arm that this is a copy for; `None`: a client sent it.

@@ -25,10 +25,21 @@ pub enum KeyUnit {
     RequestRate,
     /// Tokens per minute.
     TokenRate,
+    /// Tokens within the last day, which are in use until they leave it.
+    DayTokens,
 }
 
+/// Limits of a key.
+pub const UNITS: usize = 6;
 /// So many of each unit.
-pub type KeyAmounts = [u64; 5];
+pub type KeyAmounts = [u64; UNITS];
+/// The limit of each unit, if there is one.
+pub type KeyLimits = [Option<u64>; UNITS];
+
+/// Units of which something is in use, in the order of [`KeyShare::take`].
+const IN_USE: [KeyUnit; 4] = [KeyUnit::InFlight, KeyUnit::Sequences, KeyUnit::Tokens, KeyUnit::DayTokens];
+/// Units that are rates.
+const RATES: [KeyUnit; 2] = [KeyUnit::RequestRate, KeyUnit::TokenRate];
 
 /// A time constant of the measured rates.
 const RATE_SECONDS: f64 = 15.0;
@@ -53,9 +64,9 @@ pub struct KeyUse {
 /// See the header of this file.
 #[derive(Debug)]
 pub(super) struct KeyShare {
-    parts: [AtomicU64; 5],
-    wanted: [AtomicU64; 5],
-    largest: [AtomicU64; 5],
+    parts: [AtomicU64; UNITS],
+    wanted: [AtomicU64; UNITS],
+    largest: [AtomicU64; UNITS],
     measured: Mutex<Measured>,
 }
 
@@ -69,9 +80,9 @@ struct Measured {
 
 impl Default for KeyShare {
     fn default() -> Self {
-        let none = || [const { AtomicU64::new(0) }; 5];
+        let none = || [const { AtomicU64::new(0) }; UNITS];
         Self {
-            parts: [const { AtomicU64::new(u64::MAX) }; 5],
+            parts: [const { AtomicU64::new(u64::MAX) }; UNITS],
             wanted: none(),
             largest: none(),
             measured: Mutex::default(),
@@ -80,13 +91,14 @@ impl Default for KeyShare {
 }
 
 /// The limits of a key, unit by unit.
-pub(super) fn limits_of(limit: &KeyLimit) -> [Option<u64>; 5] {
+pub(super) fn limits_of(limit: &KeyLimit) -> KeyLimits {
     [
         limit.in_flight.map(u64::from),
         limit.sequences.map(u64::from),
         limit.tokens.map(|tokens| tokens.0),
         limit.requests_per_minute.map(u64::from),
         limit.tokens_per_minute.map(|tokens| tokens.0),
+        limit.tokens_per_day.map(|tokens| tokens.0),
     ]
 }
 
@@ -101,39 +113,44 @@ impl KeyShare {
         let wanted = &self.wanted[unit as usize];
         match unit {
             KeyUnit::RequestRate | KeyUnit::TokenRate => wanted.fetch_add(asked, Ordering::Relaxed),
-            KeyUnit::InFlight | KeyUnit::Sequences | KeyUnit::Tokens => wanted.fetch_max(used, Ordering::Relaxed),
+            KeyUnit::InFlight | KeyUnit::Sequences | KeyUnit::Tokens | KeyUnit::DayTokens => {
+                wanted.fetch_max(used, Ordering::Relaxed)
+            }
         };
         self.largest[unit as usize].fetch_max(asked, Ordering::Relaxed);
     }
 
     /// What was wanted and the largest request since the last call, `elapsed` ago; `used`: what is in use now.
-    pub(super) fn take(&self, (elapsed, now): (Duration, Instant), used: [u64; 3]) -> (KeyAmounts, KeyAmounts) {
-        let mut wanted = [0; 5];
+    pub(super) fn take(&self, (elapsed, now): (Duration, Instant), used: [u64; 4]) -> (KeyAmounts, KeyAmounts) {
+        let mut wanted = [0; UNITS];
         let mut measured = self.measured.lock();
-        for (at, used) in used.into_iter().enumerate() {
+        for (unit, used) in IN_USE.into_iter().zip(used) {
+            let at = unit as usize;
             wanted[at] = self.wanted[at].swap(used, Ordering::Relaxed).max(used);
         }
         let seconds = elapsed.as_secs_f64().max(0.001);
         let weight = 1.0 - (-seconds / RATE_SECONDS).exp();
-        for (at, rate) in measured.rates.iter_mut().enumerate() {
-            let asked = self.wanted[3 + at].swap(0, Ordering::Relaxed) as f64 / seconds * 60.0;
+        for (unit, rate) in RATES.into_iter().zip(&mut measured.rates) {
+            let asked = self.wanted[unit as usize].swap(0, Ordering::Relaxed) as f64 / seconds * 60.0;
             *rate += weight * (asked - *rate);
             // A burst is wanted at once, and its end is believed slowly.
             *rate = rate.max(weight * asked);
             if *rate < RATE_MIN {
                 *rate = 0.0;
             }
-            wanted[3 + at] = rate.ceil() as u64;
+            wanted[unit as usize] = rate.ceil() as u64;
         }
-        let largest = [0, 1, 2, 3, 4].map(|at: usize| self.largest[at].swap(0, Ordering::Relaxed));
-        let rates = [wanted[3], wanted[4]];
+        let largest: KeyAmounts = std::array::from_fn(|at| self.largest[at].swap(0, Ordering::Relaxed));
+        let rates = RATES.map(|unit| wanted[unit as usize]);
         measured.looks.retain(|(at, ..)| now.saturating_duration_since(*at) < HELD);
         measured.looks.push_back((now, wanted, largest));
         let most = |of: fn(&(Instant, KeyAmounts, KeyAmounts)) -> &KeyAmounts| {
             std::array::from_fn(|unit| measured.looks.iter().map(|look| of(look)[unit]).max().unwrap_or(0))
         };
         let (mut wanted, largest): (KeyAmounts, KeyAmounts) = (most(|look| &look.1), most(|look| &look.2));
-        wanted[3..].copy_from_slice(&rates);
+        for (unit, rate) in RATES.into_iter().zip(rates) {
+            wanted[unit as usize] = rate;
+        }
         (wanted, largest)
     }
 
@@ -158,22 +175,22 @@ mod tests {
         share.note(KeyUnit::Tokens, 700, 700);
         let mut now = Instant::now();
         let three = Duration::from_secs(3);
-        let (wanted, largest) = share.take((three, now), [2, 0, 0]);
-        assert_eq!((wanted[0], wanted[2], largest), (4, 700, [1, 0, 700, 1, 0]));
+        let (wanted, largest) = share.take((three, now), [2, 0, 0, 0]);
+        assert_eq!((wanted[0], wanted[2], largest), (4, 700, [1, 0, 700, 1, 0, 0]));
         assert!((10..=60).contains(&wanted[3]), "{wanted:?}");
-        let soon = share.take((Duration::from_millis(500), now + Duration::from_secs(1)), [2, 0, 0]);
+        let soon = share.take((Duration::from_millis(500), now + Duration::from_secs(1)), [2, 0, 0, 0]);
         assert_eq!((soon.0[0], soon.1[2]), (4, 700), "a client that was refused comes again");
         let rates: Vec<u64> = (0..20)
             .map(|_| {
                 now += three;
                 (0..3).for_each(|_| share.note(KeyUnit::RequestRate, 1, 0));
-                share.take((three, now), [2, 0, 0]).0[3]
+                share.take((three, now), [2, 0, 0, 0]).0[3]
             })
             .collect();
         assert!(rates.last().unwrap().abs_diff(60) <= 1, "{rates:?}");
-        let later = share.take((Duration::from_secs(300), now + Duration::from_secs(300)), [2, 0, 0]);
-        assert_eq!(later, ([2, 0, 0, 0, 0], [0; 5]), "in use, and nothing new");
-        share.set(&[3, 0, 5, 6, 7]);
+        let later = share.take((Duration::from_secs(300), now + Duration::from_secs(300)), [2, 0, 0, 0]);
+        assert_eq!(later, ([2, 0, 0, 0, 0, 0], [0; 6]), "in use, and nothing new");
+        share.set(&[3, 0, 5, 6, 7, 8]);
         assert_eq!((share.of(KeyUnit::InFlight, 9), share.of(KeyUnit::InFlight, 2)), (3, 2));
     }
 }

@@ -9,9 +9,11 @@
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
 //! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
+//! | | `priority.rs` | how early is it served, here and by the engine? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
 //! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
+//! | | `suspects.rs` | may its body be delivered, after engines died with it? |
 //! | meter | `pump.rs`, `response_meter.rs`, `stream_work.rs` | pass bytes on, measure them, watch both ends |
 //! | record | `record.rs` | exactly one record |
 //!
@@ -23,21 +25,28 @@
 //! the record.
 
 pub mod exchange;
-pub mod keys;
 pub mod key_share;
+mod key_rate;
+mod key_counters;
+mod in_flight;
+pub mod keys;
 pub mod routing_table;
 pub mod specs;
 pub mod classify;
 pub mod trace;
 pub mod incoming;
+mod suspects;
 pub mod record;
+mod used_tokens;
 
 mod router;
+mod request_bounds;
 mod feedback;
 mod respond;
 mod response_owners;
 mod assign;
 mod copies;
+mod priority;
 mod prepare;
 mod admit;
 mod faults;
@@ -69,11 +78,13 @@ use response_owners::ResponseOwners;
 use router::Router;
 use sluice_core::openai::{Refusal, Route};
 use stored::IdCapture;
+use suspects::Suspects;
 
 pub use exchange::{
     ClientGone, Connection, Downstream, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest,
 };
 pub use incoming::IncomingRequest;
+pub use priority::PRIORITY;
 pub use record::{Outcome, Record, RecordGuard, Recorder};
 pub use respond::{ERROR_CODE, refuse};
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
@@ -89,6 +100,7 @@ pub struct Flow<U, R> {
     owners: ResponseOwners,
     copies: CopyQueue,
     memory: Arc<ResponseMemory>,
+    suspects: Arc<Suspects>,
     leaving: AtomicBool,
     closing: AtomicBool,
     handed_over: AtomicBool,
@@ -107,6 +119,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             owners: ResponseOwners::default(),
             copies: CopyQueue::default(),
             memory: Arc::default(),
+            suspects: Arc::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             handed_over: AtomicBool::new(false),
@@ -148,6 +161,11 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// The memory in which responses wait for slow clients.
     pub fn response_memory(&self) -> &Arc<ResponseMemory> {
         &self.memory
+    }
+
+    /// Stored responses that were forgotten because there were too many.
+    pub fn forgotten_responses(&self) -> u64 {
+        self.owners.gave_way()
     }
 
     /// Where records go.
@@ -203,6 +221,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         record.upstream_id = Arc::clone(&incoming.upstream_id);
         record.trace = incoming.trace.take();
         record.client = incoming.client;
+        record.origin = incoming.origin;
         let served = match incoming.route {
             _ if self.is_closing() => Err(respond::shut_down(&mut record)),
             Route::StoredResponse | Route::CancelResponse => {
@@ -211,7 +230,9 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             Route::Responses => {
                 let key = incoming.key.as_ref().map(|key| Arc::clone(key.name()));
                 let mut client = IdCapture::new(down, &self.owners, key);
-                Box::pin(self.serve(&mut incoming, &mut client, &mut record)).await
+                let served = Box::pin(self.serve(&mut incoming, &mut client, &mut record)).await;
+                client.note_tokens(used_tokens::of_conversation(&record));
+                served
             }
             _ => self.serve(&mut incoming, down, &mut record).await,
         };
@@ -271,7 +292,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     fn backends(&self) -> Backends<'_, U> {
-        let Self { admission, router, upstream, abort, copies, memory, .. } = self;
-        Backends { admission, router, upstream, abort, copies, memory }
+        let Self { admission, router, upstream, abort, copies, memory, suspects, .. } = self;
+        Backends { admission, router, upstream, abort, copies, memory, suspects }
     }
 }

@@ -13,7 +13,9 @@ use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
+use super::priority::RequestPriority;
 use super::record::{RecordGuard, Recorder, client_text};
+use super::request_bounds::RequestBounds;
 use super::respond::whole_seconds;
 use super::response_owners::{self, ResponseOwner, ResponseOwners};
 use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
@@ -21,7 +23,7 @@ use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::pool::{Admission, Asks, ModelKey, Need};
-use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, Route, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ pub(super) struct PreparedRequest {
     pub(super) asks: Asks,
     /// Its model as it is sent without an experiment.
     pub(super) own_model: ModelKey,
-    pub(super) priority: i32,
+    pub(super) priority: RequestPriority,
     /// The only backend that can serve it.
     pub(super) only: Option<Arc<str>>,
     pub(super) stream: bool,
@@ -68,19 +70,22 @@ pub(super) async fn prepare<R: Recorder>(
     let prompt = Prompt {
         shape: view.shape,
         media_part_tokens: model.route.media_part_tokens,
-        client: key.map_or(ClientId::default(), |key| ClientId::of_key(key.name())),
+        client: key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name())),
     };
     let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
-    record.estimate = Some(estimate);
     owners.check_new(view.response_id.as_deref(), key)?;
     let continued = response_owners::continued(owners, admission, view.previous_response.as_deref(), key)?;
+    // The engine puts the whole conversation into the prompt.
+    let estimate = estimate.behind(continued.as_ref().map_or(0, |owner| owner.tokens));
+    record.estimate = Some(estimate);
     let placement = place(table, model.route, estimate.tokens, continued.as_ref())
         .ok_or_else(|| unknown_model(table, key, name))?;
     let limits = [classify::tokens_limit(table, &placement), key.and_then(ApiKey::tokens_limit)];
-    let need = need(model.route, &view, estimate, sequences(&view), limits.into_iter().flatten().min());
+    let need =
+        need(model.route, &view, (prompt.client, estimate), sequences(&view), limits.into_iter().flatten().min());
     record.sequences = need.slots;
     if let Some(in_flight) = record.in_flight() {
-        in_flight.take(&need, incoming.arrived).map_err(|error| key_refusal(key, error))?;
+        in_flight.take(&need, permitted_output(&view), incoming.arrived).map_err(|error| key_refusal(key, error))?;
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     // A request that continues a stored response takes part in no experiment: only the backend with that response can serve it.
@@ -95,7 +100,7 @@ pub(super) async fn prepare<R: Recorder>(
     let served = arm.as_ref().and_then(|arm| arm.model.as_deref()).unwrap_or(&model.route.name);
     let own_model = ModelKey::of(own_name.unwrap_or(name));
     let arm_model = arm.as_ref().and_then(|arm| arm.model.as_deref()).map(ModelKey::of);
-    let asks = asks(incoming.route, &view, arm_model.unwrap_or(own_model), estimate.tokens);
+    let asks = asks(incoming, &view, arm_model.unwrap_or(own_model), estimate.tokens);
     let prefix = Arc::new(PromptPrefix::new(&incoming.body, &view.prompt_parts, served));
     record.prefix = Some(Arc::clone(&prefix));
     let adapter = match arm.as_ref().and_then(|arm| arm.model.as_deref()) {
@@ -118,7 +123,7 @@ pub(super) async fn prepare<R: Recorder>(
         adapter,
         asks,
         own_model,
-        priority: key.map_or(0, ApiKey::priority),
+        priority: RequestPriority::of(incoming, &view),
         only: continued.map(|owner| owner.backend),
         stream: view.stream,
         prompts: view.prompts,
@@ -130,11 +135,13 @@ pub(super) async fn prepare<R: Recorder>(
 }
 
 /// What the request asks of an engine, under the name of the model that is sent.
-fn asks(route: Route, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
+fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
+    // The engine gets the path as it was sent. `/invocations` and other spellings may be missing where the route is not.
+    let path = incoming.path.split('?').next();
     Asks {
         model: Some(model),
-        route: Some(route),
-        prompt_tokens: tokens / u64::from(view.prompts),
+        route: Some(incoming.route).filter(|route| route.path() == path),
+        prompt_tokens: view.shape.longest_prompt(tokens, view.prompts),
         output_tokens: view.max_output.unwrap_or(0),
         ..Asks::default()
     }
@@ -150,7 +157,9 @@ fn feedback(
     tokens: u64,
 ) -> Feedback {
     let is_copy = incoming.copy_for.is_some();
-    let boundary = if is_copy { u64::MAX } else { classify::next_boundary(&incoming.routing, model, tokens) };
+    // The length of a stored conversation says nothing about the client's estimates.
+    let is_placed = is_copy || view.previous_response.is_some();
+    let boundary = if is_placed { u64::MAX } else { classify::next_boundary(&incoming.routing, model, tokens) };
     Feedback {
         estimator: Arc::clone(&model.estimator),
         comparable: !is_copy
@@ -163,7 +172,13 @@ fn feedback(
         prompt,
         exact,
         sequences: sequences(view),
+        bounds: RequestBounds::new(view, incoming.body.len(), prompt.at_most()),
     }
+}
+
+/// The most output tokens of all sequences, if the request bounds them.
+fn permitted_output(view: &RequestView<'_>) -> Option<u64> {
+    view.output_bound().map(|most| most.max(view.min_tokens).saturating_mul(view.sequences()))
 }
 
 /// Sequences of a request; see [`RequestView::sequences`].
@@ -276,14 +291,14 @@ const DEVIATIONS: f64 = 2.0;
 fn need(
     model: &ModelRoute,
     view: &RequestView<'_>,
-    estimate: PromptEstimate,
+    (client, estimate): (ClientId, PromptEstimate),
     sequences: u32,
     limit: Option<u64>,
 ) -> Need {
     let (bounds, limit) = (OutputBounds::of(view), limit.unwrap_or(u64::MAX));
     let of_all = |tokens: u64| tokens.saturating_mul(sequences.into()).min(MAX_TOKENS.0);
     let demanded = of_all(bounds.min.min(bounds.max.unwrap_or(u64::MAX)));
-    let expected = of_all(model.estimator.expect_output(bounds));
+    let expected = of_all(model.estimator.expect_output(client, bounds));
     let estimated = estimate.tokens.min(MAX_TOKENS.0);
     let certain = (estimated as f64 / (1.0 + DEVIATIONS * estimate.spread.max(0.0))) as u64;
     let prompt_tokens = estimated.min(limit.saturating_sub(demanded)).max(certain);

@@ -136,6 +136,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         } else {
             ResponseMeter::body(context.arrived)
         };
+        let meter = meter.within(context.feedback.bounds.at_engine(lease.max_model_len()));
         // The head of a stream says nothing of the engine: vLLM's API server sends it before the
         // engine has begun.
         if !meter.is_stream() {
@@ -299,6 +300,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         if progress {
             self.lease.record_progress(now);
             self.lease.record_tokens(seen.1.saturating_sub(self.seen.1));
+            self.record.note_tokens(seen.1);
             self.seen = seen;
         }
         let more = |tokens: &u64| *tokens > self.context.prompt_tokens;
@@ -315,6 +317,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     }
 
     fn first_token(&mut self, now: Instant) {
+        self.record.first_token_seen();
         if self.meter.is_stream() && self.record.backend_ttft.is_none() {
             let ttft = now.saturating_duration_since(self.context.sent);
             self.record.backend_ttft = Some(ttft);

@@ -16,9 +16,12 @@ use smallvec::SmallVec;
 
 use super::keys::InFlight;
 use super::routing_table::PoolRoute;
+use super::suspects::Trial;
 use super::trace::{RequestTrace, StepKind};
+use super::used_tokens;
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
+use crate::origin::Origin;
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{PromptPrefix, Route, ShedReason};
 
@@ -193,6 +196,8 @@ pub struct Record {
     pub refused: Option<&'static str>,
     /// The client's address, where the access log or the records have it.
     pub client: Option<IpAddr>,
+    /// Whose outcome its outcome is.
+    pub origin: Origin,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
     /// Time to read and estimate.
@@ -290,7 +295,12 @@ impl Record {
             Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
             Outcome::ClientGone | Outcome::Refused => Ending::Other,
         };
+        // The queue of a pool that all arms share says nothing about one of them: a client alone can fill it.
+        let is_shed = matches!(self.outcome, Outcome::Shed(_));
+        let lacked_room = is_shed || (assigned.fell_back && assigned.lacked_room);
         Observation {
+            origin: self.origin,
+            blamed: !(lacked_room && assigned.shares_pools()),
             class: ledger::length_class(self.estimate.map_or(0, |estimate| estimate.tokens)),
             cell: assigned.cell(),
             values: [
@@ -352,6 +362,10 @@ pub struct RecordGuard<'a, R: Recorder> {
     arrived: tokio::time::Instant,
     /// Counts against the limits of the client's key.
     in_flight: Option<InFlight>,
+    /// Its body may kill engines: a delivery of a suspect.
+    pub(super) trial: Option<Trial>,
+    /// The connection of the last attempt closed before its response was complete.
+    pub(super) is_lost: bool,
 }
 
 impl<'a, R: Recorder> RecordGuard<'a, R> {
@@ -378,6 +392,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             outcome: Outcome::ClientGone,
             refused: None,
             client: None,
+            origin: Origin::default(),
             retries: SmallVec::new(),
             estimate_time: Duration::ZERO,
             queue_wait: Duration::ZERO,
@@ -393,7 +408,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
             has_objectives: false,
             slo_met: None,
         };
-        Self { recorder, record, arrived, in_flight: None }
+        Self { recorder, record, arrived, in_flight: None, trial: None, is_lost: false }
     }
 
     /// Notes the home pool, whose objectives are those of the request.
@@ -432,14 +447,41 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
+    /// Notes that its engine has survived the prompt.
+    pub(super) fn first_token_seen(&self) {
+        if let Some(trial) = &self.trial {
+            trial.survived();
+        }
+    }
+
     /// What counts against those limits.
     pub(super) fn in_flight(&mut self) -> Option<&mut InFlight> {
         self.in_flight.as_mut()
     }
 
+    /// Notes that a stream has had so many output tokens: more than expected are charged while it runs.
+    pub(super) fn note_tokens(&mut self, output: u64) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.observe(output);
+        }
+    }
+
     /// Stops it, before the last bytes of the response are sent: a client may send its next request as soon as it has them.
+    /// The limits on tokens are settled too, if the measurements are in the record.
     pub(super) fn end_in_flight(&mut self) {
-        self.in_flight = None;
+        if self.record.stats.is_some() {
+            self.settle_in_flight();
+        } else if let Some(in_flight) = &mut self.in_flight {
+            in_flight.release();
+        }
+    }
+
+    /// Stops it, and settles the limits on tokens with what the record says.
+    pub(super) fn settle_in_flight(&mut self) {
+        if let Some(mut in_flight) = self.in_flight.take() {
+            in_flight.release();
+            in_flight.settle(used_tokens::used(&self.record), tokio::time::Instant::now());
+        }
     }
 }
 
@@ -460,6 +502,7 @@ impl<R: Recorder> std::ops::DerefMut for RecordGuard<'_, R> {
 impl<R: Recorder> Drop for RecordGuard<'_, R> {
     fn drop(&mut self) {
         self.record.total = self.arrived.elapsed();
+        self.settle_in_flight();
         self.record.judge();
         self.recorder.record(&self.record);
         if let Some(assigned) = &self.record.assigned {

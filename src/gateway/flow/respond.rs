@@ -53,10 +53,10 @@ pub async fn refuse<D: Downstream, R: Recorder>(
     format: ErrorFormat,
     record: &mut RecordGuard<'_, R>,
 ) {
-    record.end_in_flight();
     if record.outcome == Outcome::ClientGone {
         record.outcome = Outcome::Refused;
     }
+    record.settle_in_flight();
     if record.outcome == Outcome::Refused {
         record.refused = Some(refusal.code());
     }

@@ -1,6 +1,6 @@
 //! The memory in which responses wait for clients that read slower than engines send.
 //!
-//! A client (its key, or else its network) that is alone may use all of it. Where several want some,
+//! A client, by its [`Origin`], that is alone may use all of it. Where several want some,
 //! each has an equal share. A client above its share may use what is free beyond [`RESERVE`] of the
 //! memory, which stays for clients below theirs.
 //!
@@ -9,25 +9,16 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
 use super::incoming::IncomingRequest;
+use crate::origin::Origin;
 
 /// The part of the memory that no client above its share may use.
 const RESERVE: usize = 4;
-
-/// A client, as far as shares are concerned.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum MemoryClient {
-    /// The name of its key.
-    Key(Arc<str>),
-    /// Its network, where no keys are used; `None`: not known.
-    Network(Option<IpAddr>),
-}
 
 /// The memory for slow clients. Without a bound until it is configured.
 #[derive(Debug)]
@@ -39,8 +30,7 @@ pub struct ResponseMemory {
 #[derive(Debug, Default)]
 struct Held {
     bytes: usize,
-    /// The standard hasher has a random key, so that clients cannot choose colliding names.
-    clients: HashMap<MemoryClient, Share>,
+    clients: HashMap<Origin, Share>,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +41,7 @@ struct Share {
 
 impl Held {
     /// Whether a client may hold more.
-    fn has_room(&self, client: &MemoryClient, max: usize) -> bool {
+    fn has_room(&self, client: &Origin, max: usize) -> bool {
         let own = self.clients.get(client).map_or(0, |share| share.bytes);
         let others = self.clients.len().saturating_sub(1);
         match others {
@@ -96,11 +86,7 @@ pub(super) struct MemoryOwner<'a> {
 impl MemoryOwner<'_> {
     /// Begins to hold memory, none yet.
     pub(super) fn hold(&self) -> HeldMemory {
-        let client = match &self.incoming.key {
-            Some(key) => MemoryClient::Key(Arc::clone(key.name())),
-            None => MemoryClient::Network(self.incoming.network),
-        };
-        HeldMemory::new(Arc::clone(self.memory), client)
+        HeldMemory::new(Arc::clone(self.memory), self.incoming.origin)
     }
 }
 
@@ -108,13 +94,13 @@ impl MemoryOwner<'_> {
 #[derive(Debug)]
 pub(super) struct HeldMemory {
     memory: Arc<ResponseMemory>,
-    client: MemoryClient,
+    client: Origin,
     bytes: usize,
 }
 
 impl HeldMemory {
-    fn new(memory: Arc<ResponseMemory>, client: MemoryClient) -> Self {
-        memory.held.lock().clients.entry(client.clone()).or_default().holders += 1;
+    fn new(memory: Arc<ResponseMemory>, client: Origin) -> Self {
+        memory.held.lock().clients.entry(client).or_default().holders += 1;
         Self { memory, client, bytes: 0 }
     }
 
@@ -138,7 +124,7 @@ impl Drop for HeldMemory {
     fn drop(&mut self) {
         self.set(0);
         let mut held = self.memory.held.lock();
-        if let Entry::Occupied(mut share) = held.clients.entry(self.client.clone()) {
+        if let Entry::Occupied(mut share) = held.clients.entry(self.client) {
             share.get_mut().holders -= 1;
             if share.get().holders == 0 {
                 share.remove();
@@ -158,7 +144,7 @@ mod tests {
     }
 
     fn hold(memory: &Arc<ResponseMemory>, name: &str) -> HeldMemory {
-        HeldMemory::new(Arc::clone(memory), MemoryClient::Key(name.into()))
+        HeldMemory::new(Arc::clone(memory), Origin::of_key(name))
     }
 
     #[test]

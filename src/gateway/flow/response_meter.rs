@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStage, StreamStats, Strip};
+use sluice_core::meter::{BodyMeter, Forward, StreamMeter, StreamStage, StreamStats, Strip, UsageBounds};
 use sluice_core::openai::{Dialect, Route, UpstreamError};
 
 /// The meter of one response.
@@ -33,6 +33,15 @@ impl ResponseMeter {
     /// A meter for a body that arrives at once.
     pub(super) fn body(arrived: Instant) -> Self {
         Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), is_timed: true, stats: None }))
+    }
+
+    /// Believes the engine's usage within these bounds only: limits, records and metrics all have what is believed.
+    pub(super) fn within(mut self, bounds: UsageBounds) -> Self {
+        match &mut self {
+            Self::Stream(meter) => meter.set_bounds(bounds),
+            Self::Body(body) => body.meter.set_bounds(bounds),
+        }
+        self
     }
 
     /// Whether it is a stream of events.
@@ -77,6 +86,7 @@ impl ResponseMeter {
                 body.stats = Some(StreamStats {
                     e2el: body.is_timed.then_some(measured.e2el),
                     usage: measured.usage,
+                    token_events: measured.estimated,
                     error: measured.error,
                     answer: measured.answer,
                     ..StreamStats::default()

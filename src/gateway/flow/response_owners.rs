@@ -7,9 +7,11 @@
 //!   prompt, so with another key's id a client would read what that key has sent. Without keys, one that continues an unknown
 //!   response goes to any engine.
 //!
-//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]; the oldest are removed first. An id keeps its first key.
+//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]. When there are more, the oldest id of the key with the most is
+//! removed, by the rule in `shares`: a key that stores without end forgets its own responses and not those of other keys.
+//! An id keeps its first key.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use tokio::time::Instant;
 
 use super::keys::ApiKey;
 use crate::pool::{Address, Admission};
+use crate::shares::ledger::{HoldingId, Ledger};
+use crate::shares::{Demand, GivesWay};
 use sluice_core::openai::Refusal;
 
 /// The most responses that are remembered, at about 200 bytes each.
@@ -32,6 +36,8 @@ pub(super) struct ResponseOwner {
     pub(super) key: Option<Arc<str>>,
     pub(super) pool: Arc<str>,
     pub(super) backend: Arc<str>,
+    /// Tokens of the conversation up to this response, its output included; 0 until the response has ended.
+    pub(super) tokens: u64,
 }
 
 /// The owners of responses, by id.
@@ -40,34 +46,55 @@ pub(super) struct ResponseOwners {
     table: Mutex<Table>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
-    by_id: HashMap<Arc<str>, ResponseOwner>,
-    /// Ids in the order in which they were first seen.
-    by_age: VecDeque<(Instant, Arc<str>)>,
+    by_id: HashMap<Arc<str>, Remembered>,
+    /// A unit for each id, with when it was first seen.
+    shares: Ledger<Option<Arc<str>>, Option<(Instant, Arc<str>)>>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    owner: ResponseOwner,
+    place: HoldingId,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { by_id: HashMap::new(), shares: Ledger::new(GivesWay::Oldest, MAX_RESPONSES as u64, 0) }
+    }
 }
 
 impl ResponseOwners {
     pub(super) fn remember(&self, id: &str, owner: ResponseOwner, now: Instant) {
         let mut table = self.table.lock();
-        table.forget(now, MAX_RESPONSES - 1);
+        table.forget_expired(now);
         match table.by_id.get_mut(id) {
             // Clients can choose ids, so an id may occur again. It stays with its first key.
-            Some(known) if known.key == owner.key => *known = owner,
+            Some(known) if known.owner.key == owner.key => known.owner = owner,
             Some(_) => {}
-            None => {
-                let id: Arc<str> = id.into();
-                table.by_age.push_back((now, Arc::clone(&id)));
-                table.by_id.insert(id, owner);
-            }
+            None => table.add(id.into(), owner, now),
         }
+    }
+
+    /// Notes the tokens of the conversation that a response of this key ends.
+    pub(super) fn note_tokens(&self, id: &str, key: Option<&Arc<str>>, tokens: u64) {
+        let mut table = self.table.lock();
+        if let Some(owner) = table.by_id.get_mut(id).filter(|owner| owner.owner.key.as_ref() == key) {
+            owner.owner.tokens = tokens;
+        }
+    }
+
+    /// Responses that were forgotten because there were too many.
+    pub(super) fn gave_way(&self) -> u64 {
+        self.table.lock().shares.gave_way()
     }
 
     /// Refuses a request that would store its response under an id of another key: the engine would replace that response.
     pub(super) fn check_new(&self, id: Option<&str>, key: Option<&ApiKey>) -> Result<(), Refusal> {
         let is_taken = |id| {
-            let owner = self.table.lock().by_id.get(id).cloned();
-            owner.is_some_and(|owner| owner.key.as_ref() != key.map(ApiKey::name))
+            let table = self.table.lock();
+            table.by_id.get(id).is_some_and(|known| known.owner.key.as_ref() != key.map(ApiKey::name))
         };
         if !id.is_some_and(is_taken) {
             return Ok(());
@@ -78,21 +105,36 @@ impl ResponseOwners {
 
     fn find(&self, id: &str, key: Option<&Arc<str>>, now: Instant) -> Option<ResponseOwner> {
         let mut table = self.table.lock();
-        table.forget(now, MAX_RESPONSES);
-        table.by_id.get(id).filter(|owner| owner.key.as_ref() == key).cloned()
+        table.forget_expired(now);
+        table.by_id.get(id).map(|known| &known.owner).filter(|owner| owner.key.as_ref() == key).cloned()
     }
 }
 
 impl Table {
-    /// Removes expired entries, and the oldest beyond `most`.
-    fn forget(&mut self, now: Instant, most: usize) {
-        while let Some((since, _)) = self.by_age.front() {
-            if self.by_age.len() <= most && now.saturating_duration_since(*since) < LIFETIME {
-                return;
-            }
-            if let Some((_, id)) = self.by_age.pop_front() {
-                self.by_id.remove(&id);
-            }
+    /// Adds an id, for which another may have to be forgotten.
+    fn add(&mut self, id: Arc<str>, owner: ResponseOwner, now: Instant) {
+        let mut forgotten = Vec::new();
+        let tag = Some((now, Arc::clone(&id)));
+        let place = self.shares.enter(owner.key.clone(), Demand::of(1), tag, &mut forgotten);
+        if let Some(place) = place {
+            self.by_id.insert(id, Remembered { owner, place });
+        }
+        forgotten.into_iter().flatten().for_each(|(_, id)| self.remove(&id));
+    }
+
+    fn remove(&mut self, id: &str) {
+        if let Some(known) = self.by_id.remove(id) {
+            self.shares.leave(known.place);
+        }
+    }
+
+    fn forget_expired(&mut self, now: Instant) {
+        let expired = |since: &Instant| now.saturating_duration_since(*since) >= LIFETIME;
+        while let Some(Some((since, id))) = self.shares.oldest()
+            && expired(since)
+        {
+            let id = Arc::clone(id);
+            self.remove(&id);
         }
     }
 }
@@ -137,7 +179,7 @@ mod tests {
     use super::*;
 
     fn owner(key: &str, backend: &str) -> ResponseOwner {
-        ResponseOwner { key: Some(key.into()), pool: "p".into(), backend: backend.into() }
+        ResponseOwner { key: Some(key.into()), pool: "p".into(), backend: backend.into(), tokens: 0 }
     }
 
     fn found(owners: &ResponseOwners, id: &str, key: &str, now: Instant) -> Option<Arc<str>> {
@@ -152,6 +194,9 @@ mod tests {
         assert_eq!(found(&owners, "r", "mine", now).as_deref(), Some("b0"));
         assert_eq!(found(&owners, "r", "theirs", now), None);
         assert_eq!(owners.find("r", None, now), None);
+        owners.note_tokens("r", Some(&"theirs".into()), 9);
+        owners.note_tokens("r", Some(&"mine".into()), 7);
+        assert_eq!(owners.find("r", Some(&"mine".into()), now).map(|owner| owner.tokens), Some(7));
         owners.remember("r", owner("mine", "b1"), now);
         assert_eq!(found(&owners, "r", "mine", now).as_deref(), Some("b1"));
     }
@@ -167,5 +212,19 @@ mod tests {
         assert_eq!(owners.table.lock().by_id.len(), MAX_RESPONSES);
         assert_eq!(found(&owners, "r1", "k", now + LIFETIME), None);
         assert_eq!(owners.table.lock().by_id.len(), 0);
+        assert_eq!(owners.gave_way(), 1);
+    }
+
+    #[test]
+    fn a_key_that_stores_without_end_forgets_its_own_responses_only() {
+        let (owners, now) = (ResponseOwners::default(), Instant::now());
+        let remember = |key: &str, number: usize| owners.remember(&format!("{key}{number}"), owner(key, "b"), now);
+        (0..10).for_each(|number| remember("quiet", number));
+        (0..MAX_RESPONSES + 100).for_each(|number| remember("loud", number));
+        (10..30).for_each(|number| remember("quiet", number));
+        let quiet = (0..30).filter(|number| found(&owners, &format!("quiet{number}"), "quiet", now).is_some());
+        assert_eq!((quiet.count(), owners.table.lock().by_id.len()), (30, MAX_RESPONSES));
+        assert_eq!(found(&owners, "loud129", "loud", now), None);
+        assert!(found(&owners, "loud130", "loud", now).is_some());
     }
 }

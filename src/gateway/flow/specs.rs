@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::routing_table::limits_of;
-use crate::config::{self, Config, Order as ConfiguredOrder};
+use crate::config::{self, Config, Order as ConfiguredOrder, SchedulingPolicy};
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 
 /// The pools of a configuration.
@@ -22,6 +22,7 @@ pub fn health_rules(health: &config::Health) -> HealthRules {
         request_failures: health.failures,
         eject_base: health.ejection_base,
         eject_max: health.ejection_max,
+        max_ejected: health.max_ejected,
     }
 }
 
@@ -35,6 +36,7 @@ fn pool(pool: &config::Pool) -> PoolSpec {
             queue_timeout: pool.queue.timeout,
             hold: pool.autoscale.filter(|autoscale| autoscale.min == 0).map(|autoscale| autoscale.hold),
             order: order(&pool.queue),
+            by_priority: pool.scheduling_policy.map(|policy| policy == SchedulingPolicy::Priority),
         },
         backends: pool.backends.iter().map(backend).collect(),
         spill: pool.spill.iter().map(|pool| pool.index()).collect(),

@@ -36,11 +36,20 @@ pub(super) struct IdCapture<'a, D> {
     key: Option<Arc<str>>,
     /// Set between the head of a success and the first bytes of its body.
     owner: Option<ResponseOwner>,
+    /// Set when the owner was remembered.
+    id: Option<Arc<str>>,
 }
 
 impl<'a, D> IdCapture<'a, D> {
     pub(super) fn new(down: &'a mut D, owners: &'a ResponseOwners, key: Option<Arc<str>>) -> Self {
-        Self { down, owners, key, owner: None }
+        Self { down, owners, key, owner: None, id: None }
+    }
+
+    /// The conversation has so many tokens with this response.
+    pub(super) fn note_tokens(&self, tokens: u64) {
+        if let Some(id) = &self.id {
+            self.owners.note_tokens(id, self.key.as_ref(), tokens);
+        }
     }
 }
 
@@ -50,7 +59,7 @@ impl<D: Downstream> Downstream for IdCapture<'_, D> {
         if head.status.is_success()
             && let (Some(pool), Some(backend)) = (name(respond::POOL), name(respond::BACKEND))
         {
-            self.owner = Some(ResponseOwner { key: self.key.take(), pool, backend });
+            self.owner = Some(ResponseOwner { key: self.key.clone(), pool, backend, tokens: 0 });
         }
         self.down.head(head).await
     }
@@ -60,6 +69,7 @@ impl<D: Downstream> Downstream for IdCapture<'_, D> {
             && let Some(id) = response_id(&bytes)
         {
             self.owners.remember(id, owner, Instant::now());
+            self.id = Some(id.into());
         }
         self.down.body(bytes, more)
     }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
+use crate::origin::Origin;
 use crate::pool::{Address, BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
 use sluice_core::openai::ShedReason;
 
@@ -22,7 +23,11 @@ mod abort;
 mod edges;
 mod first_token;
 mod slow_client;
+mod priority;
 mod elsewhere;
+mod not_served;
+mod deaths;
+mod key_limits;
 
 use engines::{BUSY, DONE, Engines, GIVEN_UP, LAST, ROLE, Script, USAGE, WORD, good};
 
@@ -79,6 +84,7 @@ impl Recorder for Records {
 struct TestFlow {
     flow: Flow<Engines, Records>,
     records: Records,
+    origin: Origin,
 }
 
 const PORTS: [u16; 2] = [7001, 7002];
@@ -108,7 +114,7 @@ impl TestFlow {
         let plan = RoutingTable::new(config, &layout, &[], &[None], learned);
         let flow = Flow::new(admission, engines, records.clone(), plan);
         flow.response_memory().configure(memory);
-        Self { flow, records }
+        Self { flow, records, origin: Origin::default() }
     }
 
     async fn request(&self, body: &'static str) -> (TestClient, Record) {
@@ -130,6 +136,7 @@ impl TestFlow {
             method: http::Method::POST,
             path: "/v1/chat/completions".to_owned(),
             headers: HeaderMap::new(),
+            priority: None,
             content_type: "application/json".to_owned(),
             body: Bytes::from_static(body.as_bytes()),
             arrived: Instant::now(),
@@ -138,7 +145,7 @@ impl TestFlow {
             trace: None,
             routing: self.flow.routing_table(),
             client: None,
-            network: None,
+            origin: self.origin,
             key: None,
             copy_for: None,
         })
@@ -176,7 +183,7 @@ impl TestFlow {
 
 const EJECTED: Duration = Duration::from_secs(5);
 const RULES: HealthRules =
-    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED };
+    HealthRules { probe_failures: 3, request_failures: 3, eject_base: EJECTED, eject_max: EJECTED, max_ejected: 0.5 };
 
 fn config_of(pool: &str, extra: &str) -> Arc<Config> {
     let text = format!(
@@ -191,8 +198,15 @@ fn config_of(pool: &str, extra: &str) -> Arc<Config> {
 fn pool_of(config: &Config) -> PoolSpec {
     let pool = &config.pools[0];
     let (limits, queue_length, queue_timeout) = (routing_table::limits_of(pool), pool.queue.length, pool.queue.timeout);
-    let rules =
-        PoolRules { policy: pool.policy, limits, queue_length, queue_timeout, hold: None, order: QueueOrder::FIFO };
+    let rules = PoolRules {
+        policy: pool.policy,
+        limits,
+        queue_length,
+        queue_timeout,
+        hold: None,
+        order: QueueOrder::FIFO,
+        by_priority: None,
+    };
     let backends = pool.backends.iter().map(spec_of).collect();
     PoolSpec { name: pool.name.as_str().into(), rules, backends, spill: vec![] }
 }

@@ -38,6 +38,7 @@ use super::spec::{Address, PoolLayout, PoolSpec};
 use super::state::AdmissionState;
 use super::trial::TrialBound;
 use super::view::{PoolView, WaitingRequest};
+use crate::origin::Origin;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{ShedReason, TooLarge};
 
@@ -139,7 +140,7 @@ impl Admission {
     /// The engine refuses the gateway's credentials: the backend is ejected, unless it is the only one that is ready. Returns
     /// whether the engine did not refuse them before.
     pub fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
-        self.shared.refused_gateway(backend, refused, now)
+        self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
 
     /// The engine accepted the credentials of a probe.
@@ -201,6 +202,16 @@ impl Admission {
         self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.start_takes = Some(takes)).is_some())
     }
 
+    /// Whether the engine of a backend schedules by priority, by its flags. What the pool's rules
+    /// say counts more.
+    pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
+        self.shared.update(|state, _| {
+            if let Some(found) = state.backend_mut(backend) {
+                found.by_priority = by_priority;
+            }
+        });
+    }
+
     /// The engine of a backend did not start: requests that wait for the first engine of its pool are shed, unless another one is
     /// on its way.
     pub fn start_failed(&self, backend: BackendId) {
@@ -247,7 +258,9 @@ impl Admission {
     pub fn engine_replaced(&self, backend: BackendId, now: Instant) -> bool {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return false };
+            let facts = found.facts.clone();
             found.engine_replaced(now);
+            state.facts_changed(backend, &facts, None, wakers);
             state.reconsider(backend, wakers);
             true
         })
@@ -317,6 +330,6 @@ impl Admission {
 
     #[cfg(test)]
     pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) {
-        self.shared.failure(backend, fault, now);
+        self.shared.failure(backend, fault, Origin::default(), now);
     }
 }

@@ -43,7 +43,7 @@ impl AdmissionState {
         self.compare_facts();
         for pool in (0..self.pools.len()).map(PoolId::new) {
             self.reclassify_waiters(pool, wakers);
-            self.reconsider_waiters(pool, &Served::Unknown, wakers);
+            self.reconsider_waiters(pool, &Served::Unknown, None, wakers);
         }
         for backend in layout.backends.iter().flatten() {
             self.reconsider(*backend, wakers);
@@ -73,7 +73,6 @@ impl AdmissionState {
             removed: false,
             rooms: Rooms::default(),
             differ: false,
-            routes_due: false,
             prefixes: PrefixTable::default(),
         });
         PoolId::new(self.pools.len() - 1)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -17,11 +18,12 @@ use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::engine_work::WorkEvidence;
 use super::fault_report::FaultLines;
 use super::health::BackendHealth;
+use super::known_routes::KnownRoutes;
 use super::policy::Candidate;
 use super::prefill_rate::PrefillRate;
 use super::prefix::EngineCache;
 use super::running_copies::RunningCopies;
-use super::served::{Facts, RouteSet};
+use super::served::{Facts, Lack, ModelKey, Served};
 use super::settled::Settled;
 use super::share::Share;
 use super::spec::{Address, BackendSpec};
@@ -34,6 +36,9 @@ const TPOT_MIN: Duration = Duration::from_micros(100);
 const TPOT_MAX: Duration = Duration::from_secs(2);
 /// Weight of one TPOT in the mean: about the last 20 requests count.
 const TPOT_WEIGHT: f64 = 0.1;
+
+/// Refusals of an engine that are kept, against a reading that is older than they are.
+const REFUSALS_MAX: usize = 8;
 
 /// When a backend last sent bytes that show that its engine works, and what is known of streams that are silent.
 #[derive(Debug)]
@@ -137,6 +142,8 @@ pub(super) struct BackendState {
     pub(super) cordon: Cordon,
     /// Another gateway, which runs its engine, drains or starts it.
     pub(super) closed: bool,
+    /// Its engine schedules by priority, as its flags say.
+    pub(super) by_priority: bool,
     /// How long a start of its engine takes, if that is known.
     pub(super) start_takes: Option<Duration>,
     /// When its engine, which starts, is expected to be ready, if that is known.
@@ -153,6 +160,12 @@ pub(super) struct BackendState {
     pub(super) facts: Facts,
     /// They are to be read again: the engine was replaced, or has refused what it was thought to serve.
     pub(super) facts_due: bool,
+    /// The routes among its facts, and until when they count.
+    pub(super) routes: KnownRoutes,
+    /// Its page of routes is to be read: an engine of its pool has refused a route.
+    pub(super) routes_due: bool,
+    /// Its last refusals that were news, and when, at most [`REFUSALS_MAX`]: a reading may have begun before.
+    refusals: SmallVec<[(Lack, Instant); 2]>,
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
     /// How often it was found hung.
@@ -189,6 +202,7 @@ impl BackendState {
             draining: false,
             cordon: Cordon::Open,
             closed: false,
+            by_priority: false,
             start_takes: None,
             ready_at: None,
             removed: false,
@@ -199,6 +213,9 @@ impl BackendState {
             prefill_rate: PrefillRate::new(now),
             facts: Facts::default(),
             facts_due: false,
+            routes: KnownRoutes::default(),
+            routes_due: false,
+            refusals: SmallVec::new(),
             progress: Arc::new(Progress::new(now)),
             abort: CancellationToken::new(),
             hangs: 0,
@@ -214,10 +231,12 @@ impl BackendState {
         self.load.learned = known.load.learned;
         self.prefill_rate = known.prefill_rate;
         self.facts = known.facts.clone();
+        self.routes = known.routes.clone();
         self.draining = known.draining;
         self.cordon = known.cordon;
         self.closed = known.closed;
         self.ready_at = known.ready_at;
+        self.by_priority = known.by_priority;
         self.start_takes = known.start_takes;
         self.ceiling = known.ceiling;
         self.trial = known.trial;
@@ -277,8 +296,61 @@ impl BackendState {
         self.load.learned = Learned::default();
         self.cache.clear();
         self.adapters.clear();
-        self.facts.routes = RouteSet::ALL;
+        self.routes_due |= self.routes.is_any();
+        self.routes = KnownRoutes::default();
+        self.facts.routes = self.routes.set();
+        self.refusals.clear();
         self.prefill_rate = PrefillRate::new(now);
+    }
+
+    /// Takes over what its engine says that it serves, by a reading that began at `begun`.
+    pub(super) fn take_reading(&mut self, served: Served, max_model_len: Option<u64>, begun: Instant) {
+        self.facts_due = self.cordon() != Cordon::Open;
+        if self.facts_due && self.facts.served != Served::Unknown {
+            return;
+        }
+        self.facts.served = served;
+        self.facts.max_model_len = max_model_len.or(self.facts.max_model_len);
+        self.refusals.retain(|(_, at)| *at > begun);
+        for (lack, _) in &self.refusals {
+            self.facts_due |= self.facts.correct(*lack) && !self.is_unreadable();
+        }
+    }
+
+    /// Its engine has refused a request at `now`. Returns whether that is news.
+    pub(super) fn refused(&mut self, lack: Lack, now: Instant) -> bool {
+        let is_news = self.facts.correct(lack);
+        if let Lack::Route(route) = lack {
+            self.routes.deny(route, now);
+            return is_news;
+        }
+        // Of an engine without a list nothing more is learned by asking again at once.
+        self.facts_due |= (is_news || lack == Lack::Length(None)) && !self.is_unreadable();
+        if is_news {
+            if self.refusals.len() >= REFUSALS_MAX {
+                self.refusals.remove(0);
+            }
+            self.refusals.push((lack, now));
+        }
+        is_news
+    }
+
+    fn is_unreadable(&self) -> bool {
+        matches!(self.facts.served, Served::Unreadable { .. })
+    }
+
+    /// Forgets refusals of routes that are too old at `now`.
+    pub(super) fn expire_routes(&mut self, now: Instant) {
+        if self.routes.is_any() {
+            self.routes.expire(now);
+            self.facts.routes = self.routes.set();
+        }
+    }
+
+    /// Whether it may serve a model: nothing says that it does not, or it changes.
+    pub(super) fn may_serve(&self, model: ModelKey) -> bool {
+        let changes = self.facts_due || !matches!(self.cordon(), Cordon::Open | Cordon::Down);
+        changes || self.facts.served.has(model)
     }
 
     /// What a choice sees of it until it changes, with times in seconds since `epoch`.
@@ -361,7 +433,12 @@ impl BackendState {
 
     /// Whether new work may go here at all, room or not.
     pub(super) fn in_rotation(&self) -> bool {
-        !self.draining && !self.removed && self.cordon() == Cordon::Open && self.health.allowance() != Some(0)
+        self.is_in_service() && self.health.allowance() != Some(0)
+    }
+
+    /// Whether it would get work if it were healthy.
+    pub(super) fn is_in_service(&self) -> bool {
+        !self.draining && !self.removed && self.cordon() == Cordon::Open
     }
 
     /// Whether it gets work now or is expected to soon.

@@ -27,8 +27,12 @@ pub(super) struct Grant {
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
     pub(super) prefill_time: Duration,
+    /// The context limit of the engine, if it has said it.
+    pub(super) max_model_len: Option<u64>,
     /// Seconds of prefill of large prompts that were before it.
     pub(super) ahead: f64,
+    /// The engine schedules by priority.
+    pub(super) by_priority: bool,
     /// The beginnings of its prompt.
     pub(super) prefix: Arc<PromptPrefix>,
 }

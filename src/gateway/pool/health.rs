@@ -13,6 +13,11 @@
 //!                                                 Probation --failure--> Ejected (twice as long)
 //! ```
 //! In probation a backend carries one request at a time: the half-open trial.
+//!
+//! Failed responses, timeouts and refused credentials count by distinct origins (`recent_origins.rs`): while an engine serves
+//! other clients, the failures of one are that client's, and nothing is ejected for them. For failed responses and timeouts at
+//! most `health.max_ejected` of a pool are out at once, whatever took them out. Refused connections and hangs are facts of the
+//! engine: a dead engine leaves the rotation however many are out already.
 //! Time is a parameter. Draining is a decision of the operator, not health: it is kept beside this.
 
 use std::time::Duration;
@@ -20,9 +25,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::breaker::{Breaker, RecentAnswers};
+use super::recent_origins::RecentOrigins;
+use crate::origin::Origin;
 
 /// Thresholds and durations of health.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HealthRules {
     /// Probe misses in a row that take a backend down; at least 1.
     pub probe_failures: u32,
@@ -32,6 +39,17 @@ pub struct HealthRules {
     pub eject_base: Duration,
     /// The longest ejection.
     pub eject_max: Duration,
+    /// Share of a pool, 0 to 1, that may be out of rotation when a backend is ejected for its responses or timeouts.
+    pub max_ejected: f64,
+}
+
+impl HealthRules {
+    /// Backends of `members` that may be out of rotation at once for responses and timeouts: the share rounded down, but one if
+    /// the share is above 0, and never all.
+    pub fn most_ejected(&self, members: usize) -> usize {
+        let share = (self.max_ejected.clamp(0.0, 1.0) * members as f64) as usize;
+        share.max(usize::from(self.max_ejected > 0.0)).min(members.saturating_sub(1))
+    }
 }
 
 /// A failure of a request that is the fault of the backend.
@@ -82,14 +100,47 @@ impl BackendFault {
     }
 }
 
+impl BackendFault {
+    /// Whether the fault may be caused by the requests of one client, so that it counts by origin. The others are facts of the
+    /// engine.
+    pub(super) fn counts_by_origin(self) -> bool {
+        match self {
+            Self::Response | Self::Timeout | Self::Credentials => true,
+            Self::Connect | Self::Hung => false,
+        }
+    }
+}
+
+/// Why a backend stays in rotation although enough requests failed for an ejection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spared {
+    /// It serves other clients.
+    ServesOthers,
+    /// No other backend of the pool is ready.
+    OnlyOne,
+    /// `health.max_ejected` of the pool are out of rotation.
+    MaxEjected,
+}
+
+impl Spared {
+    /// The reason, for a line of the log.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::ServesOthers => "because it serves other clients",
+            Self::OnlyOne => "because no other one of its pool is ready",
+            Self::MaxEjected => "because health.max_ejected of its pool are out of rotation",
+        }
+    }
+}
+
 /// What a failure did to the backend's place in rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing: it was counted, or the backend was out of rotation already.
     #[default]
     Counted,
-    /// Enough failures for an ejection, but no other backend of the pool is ready.
-    Spared,
+    /// Enough failures for an ejection, but the backend stays in rotation.
+    Spared(Spared),
     /// The backend is out of rotation, at least for this long.
     Ejected(Duration),
 }
@@ -129,6 +180,9 @@ impl Phase {
 
 /// Successes in a row after which earlier ejections are forgiven.
 const FORGIVEN_AFTER: u32 = 64;
+/// Failures in one probation that do not end it while they are of one client and others may be served. The trial then goes to the
+/// next request; a client that fails on purpose cannot keep a backend out.
+const TRIALS_OF_ONE: u32 = 16;
 
 /// The health of one backend.
 #[derive(Clone, Debug)]
@@ -140,6 +194,9 @@ pub struct BackendHealth {
     strikes: u32,
     successes: u32,
     refused: Option<RefusedGateway>,
+    origins: RecentOrigins,
+    /// Failed trials of this probation that did not end it.
+    trials: u32,
 }
 
 impl Default for BackendHealth {
@@ -151,6 +208,8 @@ impl Default for BackendHealth {
             strikes: 0,
             successes: 0,
             refused: None,
+            origins: RecentOrigins::default(),
+            trials: 0,
         }
     }
 }
@@ -215,8 +274,19 @@ impl BackendHealth {
         }
     }
 
-    /// A request succeeded.
-    pub fn success(&mut self) {
+    /// How the latest requests of its clients ended.
+    pub(super) fn origins(&self) -> &RecentOrigins {
+        &self.origins
+    }
+
+    /// Notes that a request of `origin` failed, before [`BackendHealth::failure`] judges it.
+    pub(super) fn note_failed(&mut self, origin: Origin, now: Instant) {
+        self.origins.note(origin, true, now);
+    }
+
+    /// A request of `origin` succeeded.
+    pub(super) fn success(&mut self, origin: Origin, now: Instant) {
+        self.origins.note(origin, false, now);
         self.breaker.success();
         self.refused = None;
         self.successes = self.successes.saturating_add(1);
@@ -224,23 +294,39 @@ impl BackendHealth {
             self.strikes = 0;
         }
         if self.phase == Phase::Probation {
+            self.trials = 0;
             self.phase = Phase::Ready;
         }
     }
 
-    /// A request failed through the backend's fault. `only_one`: no other backend of the pool is ready.
+    /// A request failed through the backend's fault. `spared`: why the backend must not be ejected for what requests can cause.
     ///
-    /// A ready backend that is the only one is ejected for refused connections and hangs, not for failed responses, timeouts
-    /// or refused credentials: ejecting it would turn some failures into an outage. In probation every failure ejects, and so
-    /// does one refusal of the gateway's credentials: the next request has the same ones.
-    pub fn failure(&mut self, fault: BackendFault, only_one: bool, rules: &HealthRules, now: Instant) -> Verdict {
+    /// Refused connections and hangs eject whatever `spared` says. Ejecting the only backend for failed responses would turn
+    /// some failures into an outage. In probation every failure ejects, except the first [`TRIALS_OF_ONE`] of one client among
+    /// several. One refusal of the gateway's credentials ejects: the next request has the same ones.
+    pub fn failure(
+        &mut self,
+        fault: BackendFault,
+        spared: Option<Spared>,
+        rules: &HealthRules,
+        now: Instant,
+    ) -> Verdict {
         self.successes = 0;
         let tripped = self.breaker.failure(rules.request_failures)
             || matches!(fault, BackendFault::Hung | BackendFault::Credentials);
         match self.phase {
             Phase::Ready if !tripped => return Verdict::Counted,
-            Phase::Ready if only_one && !matches!(fault, BackendFault::Connect | BackendFault::Hung) => {
-                return Verdict::Spared;
+            Phase::Ready
+                if fault.counts_by_origin()
+                    && let Some(why) = spared =>
+            {
+                return Verdict::Spared(why);
+            }
+            Phase::Probation
+                if fault.counts_by_origin() && spared == Some(Spared::ServesOthers) && self.trials < TRIALS_OF_ONE =>
+            {
+                self.trials += 1;
+                return Verdict::Spared(Spared::ServesOthers);
             }
             Phase::Ready | Phase::Probation => {}
             Phase::Starting | Phase::Ejected { .. } | Phase::Down => return Verdict::Counted,
@@ -248,157 +334,11 @@ impl BackendHealth {
         let length = rules.eject_base.saturating_mul(1 << self.strikes.min(16)).min(rules.eject_max);
         self.strikes = self.strikes.saturating_add(1);
         self.breaker = Breaker::default();
+        self.trials = 0;
         self.phase = Phase::Ejected { until: now + length, fault };
         Verdict::Ejected(length)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RULES: HealthRules = HealthRules {
-        probe_failures: 2,
-        request_failures: 3,
-        eject_base: Duration::from_secs(1),
-        eject_max: Duration::from_secs(30),
-    };
-
-    fn ready(now: Instant) -> BackendHealth {
-        let mut health = BackendHealth::default();
-        health.probe_ok(now);
-        assert_eq!(health.phase(), Phase::Ready);
-        health
-    }
-
-    fn fail(health: &mut BackendHealth, times: u32, fault: BackendFault, now: Instant) {
-        for _ in 0..times {
-            health.failure(fault, false, &RULES, now);
-        }
-    }
-
-    #[test]
-    fn three_failures_in_a_row_eject_and_each_ejection_is_twice_as_long() {
-        let now = Instant::now();
-        let mut health = ready(now);
-        fail(&mut health, 2, BackendFault::Connect, now);
-        assert_eq!(health.phase(), Phase::Ready);
-        fail(&mut health, 1, BackendFault::Connect, now);
-        let until = now + Duration::from_secs(1);
-        assert_eq!(health.phase(), Phase::Ejected { until, fault: BackendFault::Connect });
-        health.probe_ok(now);
-        assert!(matches!(health.phase(), Phase::Ejected { .. }), "a probe alone does not shorten it");
-        health.probe_ok(until);
-        assert_eq!(health.allowance(), Some(1));
-        fail(&mut health, 1, BackendFault::Response, until);
-        assert_eq!(
-            health.phase(),
-            Phase::Ejected { until: until + Duration::from_secs(2), fault: BackendFault::Response }
-        );
-    }
-
-    #[test]
-    fn one_success_ends_probation() {
-        let now = Instant::now();
-        let mut health = ready(now);
-        fail(&mut health, 3, BackendFault::Timeout, now);
-        health.probe_ok(now + Duration::from_secs(1));
-        health.success();
-        assert_eq!(health.phase(), Phase::Ready);
-    }
-
-    #[test]
-    fn the_only_backend_is_not_ejected_for_its_answers_but_is_for_being_gone_or_hung() {
-        let now = Instant::now();
-        for (fault, ejected) in [
-            (BackendFault::Response, false),
-            (BackendFault::Timeout, false),
-            (BackendFault::Credentials, false),
-            (BackendFault::Connect, true),
-            (BackendFault::Hung, true),
-        ] {
-            let mut health = ready(now);
-            let verdicts = [(); 3].map(|()| health.failure(fault, true, &RULES, now));
-            assert_eq!(matches!(health.phase(), Phase::Ejected { .. }), ejected, "{fault:?}");
-            assert_eq!(verdicts.contains(&Verdict::Ejected(RULES.eject_base)), ejected, "{fault:?}");
-            assert_eq!(verdicts[2] == Verdict::Spared, !ejected, "{fault:?}");
-            assert_eq!(health.recent().is_failing(), !ejected, "{fault:?}");
-        }
-    }
-
-    #[test]
-    fn probe_misses_take_a_backend_down_but_not_one_that_never_was_up() {
-        let now = Instant::now();
-        let mut health = ready(now);
-        health.probe_missed(&RULES);
-        assert_eq!(health.phase(), Phase::Ready);
-        health.probe_missed(&RULES);
-        assert_eq!(health.phase(), Phase::Down);
-        health.probe_ok(now);
-        assert_eq!(health.phase(), Phase::Probation);
-        let mut fresh = BackendHealth::default();
-        (0..5).for_each(|_| fresh.probe_missed(&RULES));
-        assert_eq!(fresh.phase(), Phase::Starting);
-    }
-
-    #[test]
-    fn one_refusal_of_the_gateway_s_credentials_ejects_and_its_reason_ends_with_it() {
-        let now = Instant::now();
-        let mut health = ready(now);
-        let refused = |by_probe| RefusedGateway { status: 401, by_probe };
-        assert!(health.refuse(refused(false)) && !health.refuse(refused(false)), "new once");
-        let verdict = health.failure(BackendFault::Credentials, false, &RULES, now);
-        assert_eq!(verdict, Verdict::Ejected(RULES.eject_base));
-        health.probe_ok(now + RULES.eject_base);
-        health.accepted_probe();
-        assert!(health.refused().is_some(), "a probe may need no key");
-        health.success();
-        assert_eq!((health.refused(), health.phase()), (None, Phase::Ready));
-        assert!(health.refuse(refused(true)));
-        health.accepted_probe();
-        assert_eq!(health.refused(), None);
-    }
-
-    /// Every sequence of up to six events from every side: the invariants hold in each state.
-    #[test]
-    fn exhaustively_no_sequence_of_events_breaks_the_machine() {
-        let start = Instant::now();
-        let events = 7usize;
-        for length in 0..=6u32 {
-            for code in 0..events.pow(length) {
-                let (mut health, mut now, mut rest) = (BackendHealth::default(), start, code);
-                let mut probed = false;
-                for _ in 0..length {
-                    let before = health.phase();
-                    match rest % events {
-                        0 => {
-                            health.probe_ok(now);
-                            probed = true;
-                        }
-                        1 => health.probe_missed(&RULES),
-                        2 => health.success(),
-                        3 => {
-                            health.failure(BackendFault::Connect, false, &RULES, now);
-                        }
-                        4 => {
-                            health.failure(BackendFault::Response, true, &RULES, now);
-                        }
-                        5 => {
-                            health.failure(BackendFault::Hung, true, &RULES, now);
-                        }
-                        _ => now += Duration::from_secs(1),
-                    }
-                    rest /= events;
-                    if let Phase::Ejected { until, .. } = health.phase() {
-                        assert!(until <= now + RULES.eject_max);
-                    }
-                    // Nothing but a probe brings a backend into rotation that was out of it.
-                    let was_out = matches!(before, Phase::Starting | Phase::Ejected { .. } | Phase::Down);
-                    let is_in = matches!(health.phase(), Phase::Ready | Phase::Probation);
-                    assert!(!is_in || probed);
-                    assert!(!(was_out && health.phase() == Phase::Ready) || before == Phase::Starting);
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -23,6 +23,7 @@ use super::health::{BackendFault, RefusedGateway};
 use super::queue::WaiterId;
 use super::shared::SharedState;
 use super::spec::Address;
+use crate::origin::Origin;
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
@@ -35,22 +36,34 @@ pub struct Lease {
     released: bool,
     /// Since its first token.
     decoding: Option<DecodeStart>,
+    /// Whose request it is.
+    origin: Origin,
     /// The serial of a copy, which holds nothing that a request could use: reports about its backend are ignored.
     copy: Option<u64>,
 }
 
 impl Lease {
     pub(super) fn new(shared: Arc<SharedState>, grant: Grant) -> Self {
-        Self { shared, grant, released: false, decoding: None, copy: None }
+        Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None }
     }
 
     /// The lease of a copy.
     pub(super) fn of_copy(shared: Arc<SharedState>, grant: Grant, serial: u64) -> Self {
-        Self { shared, grant, released: true, decoding: None, copy: Some(serial) }
+        Self { shared, grant, released: true, decoding: None, origin: Origin::default(), copy: Some(serial) }
     }
 
     pub(super) fn shared(&self) -> &SharedState {
         &self.shared
+    }
+
+    /// Says whose request it is: its outcome counts as one of this origin.
+    pub fn set_origin(&mut self, origin: Origin) {
+        self.origin = origin;
+    }
+
+    /// Requests in flight on the backend beside this one.
+    pub fn others_in_flight(&self) -> u32 {
+        self.shared.in_flight(self.grant.backend).saturating_sub(u32::from(!self.released))
     }
 
     /// The backend to use.
@@ -78,9 +91,19 @@ impl Lease {
         &self.grant.address
     }
 
+    /// Whether its engine schedules by priority.
+    pub fn by_priority(&self) -> bool {
+        self.grant.by_priority
+    }
+
     /// The expected length of the prefill, after which the prefill share of a response that is not streamed is returned.
     pub fn prefill_time(&self) -> Duration {
         self.grant.prefill_time
+    }
+
+    /// The context limit of the backend's engine, in tokens, if it has said it.
+    pub fn max_model_len(&self) -> Option<u64> {
+        self.grant.max_model_len
     }
 
     /// Records that the backend sent bytes which show that its engine works.
@@ -184,23 +207,23 @@ impl Lease {
     }
 
     /// Reports a success of the backend.
-    pub fn success(&self) {
+    pub fn success(&self, now: Instant) {
         if !self.released {
-            self.shared.success(self.grant.backend);
+            self.shared.success(self.grant.backend, self.origin, now);
         }
     }
 
     /// Reports that the engine refuses the gateway's credentials. Returns whether it did not before.
     pub fn refused_gateway(&self, status: u16, now: Instant) -> bool {
         let refused = RefusedGateway { status, by_probe: false };
-        !self.released && self.shared.refused_gateway(self.grant.backend, refused, now)
+        !self.released && self.shared.refused_gateway(self.grant.backend, refused, self.origin, now)
     }
 
     /// Reports a fault of the backend.
     pub fn failure(&self, fault: BackendFault, now: Instant) -> FaultReport {
         match self.released {
             true => FaultReport::default(),
-            false => self.shared.failure(self.grant.backend, fault, now),
+            false => self.shared.failure(self.grant.backend, fault, self.origin, now),
         }
     }
 }

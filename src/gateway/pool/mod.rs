@@ -7,7 +7,7 @@
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
 //! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `served.rs` and `serving.rs` which engines can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `served.rs`, `known_routes.rs` and `serving.rs` which engines can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 mod settled;
@@ -15,8 +15,10 @@ pub mod capacity;
 pub mod queue;
 pub mod spec;
 pub mod policy;
+mod recent_origins;
 pub mod health;
 mod served;
+mod known_routes;
 mod adapters;
 mod breaker;
 mod fault_report;
@@ -33,6 +35,7 @@ mod backend;
 mod grant;
 mod room;
 mod state;
+mod ejection;
 mod starting;
 mod choice;
 mod reservation;
@@ -59,7 +62,7 @@ pub use divided::{BackendUse, ShareEnd};
 pub use engine_work::{EngineLook, EngineWatch, EngineWork};
 pub use fault_report::FaultReport;
 pub use foreign::Claim;
-pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Verdict};
+pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Spared, Verdict};
 pub use lease::{Lease, Ticket, WaitResult};
 pub use queue::QueueOrder;
 pub use request::AdmissionRequest;

@@ -61,7 +61,7 @@ impl RouteSet {
         self.0 & Self::bit(route) != 0
     }
 
-    fn without(self, route: Route) -> Self {
+    pub(super) fn without(self, route: Route) -> Self {
         Self(self.0 & !Self::bit(route))
     }
 }
@@ -164,6 +164,14 @@ impl Facts {
             && wants.route.is_none_or(|route| self.routes.has(route))
     }
 
+    /// Whether the engine would serve such a request, as far as it has said. Of one that was never read nothing is known.
+    pub(super) fn would_serve(&self, asks: &Asks) -> bool {
+        self.served != Served::Unknown
+            && asks.model.is_none_or(|key| self.served.has(key))
+            && asks.route.map_or(!asks.needs_route, |route| self.routes.has(route))
+            && asks.longer_than.is_none_or(|limit| self.length() > limit && self.length() >= asks.prompt_tokens)
+    }
+
     /// Takes over what the engine refused. Returns whether that is news.
     pub(super) fn correct(&mut self, lack: Lack) -> bool {
         match lack {
@@ -195,7 +203,8 @@ pub enum Lack {
 pub struct Asks {
     /// The model, by the name that is sent.
     pub model: Option<ModelKey>,
-    /// The route.
+    /// The route; `None` where the path is another spelling of it than [`Route::path`]: what an engine says of the one says
+    /// nothing of the other.
     pub route: Option<Route>,
     /// Estimated tokens of its longest prompt.
     pub prompt_tokens: u64,
@@ -203,7 +212,7 @@ pub struct Asks {
     pub output_tokens: u64,
     /// An engine with this context limit has refused it as too long: only one with a higher limit can serve it.
     pub longer_than: Option<u64>,
-    /// An engine has refused it because it does not have the route: only one that has it can serve it.
+    /// An engine has refused it because it does not have the route or the path: only one that has it can serve it.
     pub needs_route: bool,
 }
 
@@ -214,6 +223,15 @@ impl Asks {
     fn length(&self, longest: u64) -> u64 {
         let prompt = self.prompt_tokens.saturating_mul(100) / SURE_PERCENT;
         [prompt.max(self.output_tokens), prompt].into_iter().find(|length| *length <= longest).unwrap_or(longest)
+    }
+
+    /// Whether a refusal of this kind may change what it wants; `None`: there was no refusal.
+    pub(super) fn concerns(&self, lack: Option<Lack>) -> bool {
+        match lack {
+            Some(Lack::Model(key)) => self.model == Some(key),
+            Some(Lack::Route(route)) => self.route == Some(route),
+            Some(Lack::Length(_)) | None => true,
+        }
     }
 
     /// Whether an engine has refused it for a reason that others may share.

@@ -17,6 +17,7 @@ use super::grant::{Grant, WaiterOutcome};
 use super::health::{BackendFault, RefusedGateway};
 use super::queue::WaiterId;
 use super::state::{AdmissionState, Wakers};
+use crate::origin::Origin;
 use sluice_core::base::BackendId;
 
 /// The admission state behind its lock.
@@ -153,28 +154,39 @@ impl SharedState {
         }
     }
 
-    pub(super) fn success(&self, backend: BackendId) {
+    pub(super) fn success(&self, backend: BackendId, origin: Origin, now: Instant) {
         self.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
             let before = found.health.allowance();
-            found.health.success();
+            found.health.success(origin, now);
             if before != found.health.allowance() {
                 state.dispatch(backend, wakers);
             }
         });
     }
 
-    pub(super) fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
+    pub(super) fn refused_gateway(
+        &self,
+        backend: BackendId,
+        refused: RefusedGateway,
+        origin: Origin,
+        now: Instant,
+    ) -> bool {
         self.update(|state, wakers| {
-            let is_new = state.refused_gateway(backend, refused, now);
+            let is_new = state.refused_gateway(backend, refused, origin, now);
             state.dispatch(backend, wakers);
             is_new
         })
     }
 
-    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {
+    /// Requests that the backend has in flight.
+    pub(super) fn in_flight(&self, backend: BackendId) -> u32 {
+        self.state.lock().backend(backend).map_or(0, |found| found.used.requests)
+    }
+
+    pub(super) fn failure(&self, backend: BackendId, fault: BackendFault, origin: Origin, now: Instant) -> FaultReport {
         self.update(|state, wakers| {
-            let report = state.failure(backend, fault, now);
+            let report = state.failure(backend, fault, origin, now);
             state.dispatch(backend, wakers);
             report
         })

@@ -28,6 +28,11 @@ pub struct PoolRules {
     pub hold: Option<Duration>,
     /// The order of waiters.
     pub order: QueueOrder,
+    /// Whether its engines schedule by priority; `None`: as each has said
+    /// ([`Admission::set_by_priority`]), otherwise not.
+    ///
+    /// [`Admission::set_by_priority`]: super::Admission::set_by_priority
+    pub by_priority: Option<bool>,
 }
 
 /// Later arrivals overtake a waiter for at most this part of its queue's timeout, so that it has the rest for its turn.

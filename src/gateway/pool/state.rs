@@ -9,14 +9,12 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::backend::BackendState;
 use super::capacity::Allocation;
 use super::drain_rate::DrainRate;
-use super::fault_report::FaultReport;
 use super::grant::{Entered, Grant, WaiterOutcome};
-use super::health::{BackendFault, HealthRules, Phase, RefusedGateway};
+use super::health::{BackendFault, HealthRules, Phase};
 use super::prefix::PrefixTable;
 use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
 use super::request::AdmissionRequest;
@@ -47,8 +45,6 @@ pub(super) struct PoolState {
     pub(super) rooms: Rooms,
     /// The engines that its requests may use differ in what they serve.
     pub(super) differ: bool,
-    /// One of them has refused a request because it does not have the route: which routes they have is to be read.
-    pub(super) routes_due: bool,
     /// What its members are likely to have in their prefix caches.
     pub(super) prefixes: PrefixTable,
 }
@@ -288,7 +284,9 @@ impl AdmissionState {
             progress: Arc::clone(&found.progress),
             abort: found.abort.clone(),
             prefill_time: found.prefill_rate.time_for(request.need.prompt_tokens),
+            max_model_len: found.facts.max_model_len,
             ahead,
+            by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.by_priority),
             prefix: Arc::clone(&request.prefix),
         }
     }
@@ -411,7 +409,7 @@ impl AdmissionState {
     ) -> Option<(Phase, Phase)> {
         let rules = self.rules;
         let found = self.backend_mut(backend)?;
-        let before = found.health.phase();
+        let (before, facts) = (found.health.phase(), found.facts.clone());
         if up {
             found.health.probe_ok(now);
         } else {
@@ -423,27 +421,10 @@ impl AdmissionState {
         if was_away && before != after {
             found.forget_engine(now);
         }
+        found.expire_routes(now);
+        self.facts_changed(backend, &facts, None, wakers);
         self.dispatch(backend, wakers);
         (before != after).then_some((before, after))
-    }
-
-    pub(super) fn failure(&mut self, backend: BackendId, fault: BackendFault, now: Instant) -> FaultReport {
-        let rules = self.rules;
-        let Some(pool) = self.backend(backend).map(|b| b.pool) else { return FaultReport::default() };
-        let only_one = !self.members(pool).iter().any(|id| *id != backend && self.is_ready(*id));
-        let Some(found) = self.backend_mut(backend) else { return FaultReport::default() };
-        let verdict = found.health.failure(fault, only_one, &rules, now);
-        FaultReport { verdict, line: found.fault_lines.take(now) }
-    }
-
-    /// See [`Admission::refused_gateway`](super::Admission::refused_gateway).
-    pub(super) fn refused_gateway(&mut self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
-        self.failure(backend, BackendFault::Credentials, now);
-        self.backend_mut(backend).is_some_and(|found| found.health.refuse(refused))
-    }
-
-    fn is_ready(&self, backend: BackendId) -> bool {
-        self.backend(backend).is_some_and(|b| b.in_rotation() && b.health.phase() == Phase::Ready)
     }
 
     pub(super) fn silent_backends(&mut self, limit: Duration, now: Instant) -> Vec<BackendId> {
@@ -453,14 +434,6 @@ impl AdmissionState {
             (silence > limit).then(|| BackendId::new(index))
         });
         silent.collect()
-    }
-
-    pub(super) fn mark_hung(&mut self, backend: BackendId, now: Instant) {
-        self.failure(backend, BackendFault::Hung, now);
-        if let Some(found) = self.backend_mut(backend) {
-            found.hangs += 1;
-            std::mem::replace(&mut found.abort, CancellationToken::new()).cancel();
-        }
     }
 
     /// Cancels the exchanges of every backend, for good.

@@ -7,6 +7,7 @@ mod divided;
 mod foreign;
 mod held;
 mod large;
+mod origins;
 mod overtaking;
 mod prefixes;
 mod serving;
@@ -25,13 +26,14 @@ use tokio::time::Instant;
 use super::*;
 use crate::config::{Endpoint, Policy};
 use sluice_core::base::{BackendId, PoolId};
-use sluice_core::openai::{LimitUnit, ShedReason, TooLarge};
+use sluice_core::openai::{LimitUnit, Route, ShedReason, TooLarge};
 
 const RULES: HealthRules = HealthRules {
     probe_failures: 2,
     request_failures: 3,
     eject_base: Duration::from_secs(1),
     eject_max: Duration::from_secs(30),
+    max_ejected: 0.5,
 };
 
 fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -> PoolSpec {
@@ -45,6 +47,7 @@ fn spec(name: &str, backends: usize, limits: BackendLimits, spill: Vec<usize>) -
         queue_timeout: Duration::from_secs(20),
         hold: None,
         order: QueueOrder::FIFO,
+        by_priority: None,
     };
     PoolSpec { name: name.into(), rules, backends, spill }
 }

@@ -37,8 +37,6 @@ pub struct PoolView {
     pub queue_length: usize,
     /// How many may wait.
     pub queue_limit: usize,
-    /// Which routes its engines have is to be read.
-    pub routes_due: bool,
     /// It has no backend in rotation, and requests wait until it has one.
     pub holds: bool,
     /// Its backends, including removed ones that still have requests.
@@ -94,6 +92,8 @@ pub struct BackendView {
     pub max_model_len: Option<u64>,
     /// What the engine serves is to be read again.
     pub facts_due: bool,
+    /// Which routes the engine has is to be read: it, or another one of the pool, has refused one.
+    pub routes_due: bool,
 }
 
 impl BackendView {
@@ -151,7 +151,6 @@ impl AdmissionState {
             name: Arc::clone(&pool.name),
             queue_length: pool.queue.len(),
             queue_limit: pool.rules.queue_length,
-            routes_due: pool.routes_due,
             holds: self.holds(PoolId::new(index)),
             backends: self.backends_of(PoolId::new(index)),
         });
@@ -188,6 +187,7 @@ impl AdmissionState {
                     silent_since: b.silent_since(),
                     max_model_len: b.facts.max_model_len,
                     facts_due: b.facts_due,
+                    routes_due: b.routes_due,
                 };
                 (b.position, view)
             })

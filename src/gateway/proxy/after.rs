@@ -9,7 +9,6 @@ use std::time::Duration;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
-use super::clients;
 use super::http2;
 use super::socket::ClientHandle;
 use crate::config::Config;
@@ -56,18 +55,14 @@ pub(super) async fn end_stream(session: &mut ServerSession) {
     }
 }
 
-/// The address that a client has connected from, where the configuration wants it.
-pub(super) fn client_address(session: &ServerSession, config: &Config) -> Option<IpAddr> {
+/// The address of a client for logs and records, where the configuration wants it.
+pub(super) fn shown(client: Option<IpAddr>, config: &Config) -> Option<IpAddr> {
     let wanted = config.access_log.as_ref().is_some_and(|log| log.client_address)
         || config.records.as_ref().is_some_and(|records| records.client_address);
-    if wanted { address(session) } else { None }
+    client.filter(|_| wanted)
 }
 
-/// The network that a client has connected from, for shares.
-pub(super) fn network(session: &ServerSession) -> Option<IpAddr> {
-    address(session).map(clients::network)
-}
-
-fn address(session: &ServerSession) -> Option<IpAddr> {
+/// The address at the other end of a connection, as a PROXY header has named it.
+pub(super) fn peer(session: &ServerSession) -> Option<IpAddr> {
     Some(session.client_addr()?.as_inet()?.ip())
 }

@@ -8,6 +8,7 @@
 //! Only the routes of the API reach an engine. Its control routes (sleep, LoRA loading, profiling, metrics) cannot be reached
 //! from the client port.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,23 +24,26 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, timeout};
 
-use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, client_address, end};
+use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, end, peer, shown};
 use super::body::{self, BodyError, MinRate};
 use super::clients::ClientLimits;
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
 use super::downstream::DownstreamConnection;
-use super::engine_origins::EngineOrigins;
-use super::head::{self, HeadTimes, NoHead};
+use super::engine_origins::{Asker, EngineOrigins};
+use super::head::{self, HeadTimes, NoHead, too_many};
 use super::headers::{self, RequestIds};
 use super::local::{self, LocalResponse, LocalRoutes};
 use super::socket::ClientHandle;
+use super::trust;
 use super::upstream::UpstreamConnector;
 use crate::config::Cors;
 use crate::config::limits::RETRY_AFTER_MIN;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
 use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
+use crate::origin::Origin;
+use crate::shares::{Owner, network};
 use crate::telemetry::Telemetry;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
@@ -53,7 +57,7 @@ pub struct Gateway {
     pub(super) flow: Arc<ProxyFlow>,
     local: Box<dyn LocalRoutes>,
     pub(super) clients: Arc<ClientLimits>,
-    origins: EngineOrigins,
+    origins: Arc<EngineOrigins>,
     seed: u64,
     /// Number of requests so far. Request ids are generated from it and the seed.
     served: AtomicU64,
@@ -87,7 +91,13 @@ impl From<Refusal> for Rejected {
 impl Gateway {
     /// A gateway whose generated request ids start from `seed`.
     pub fn new(flow: Arc<ProxyFlow>, local: Box<dyn LocalRoutes>, clients: Arc<ClientLimits>, seed: u64) -> Self {
-        Self { flow, local, clients, origins: EngineOrigins::default(), seed, served: AtomicU64::new(0) }
+        Self { flow, local, clients, origins: Arc::default(), seed, served: AtomicU64::new(0) }
+    }
+
+    /// The client of a request, as trusted proxies name it.
+    fn client(&self, session: &ServerSession, table: &RoutingTable) -> Option<IpAddr> {
+        let (headers, from) = (&session.req_header().headers, peer(session)?);
+        Some(trust::client(headers, from, &table.config.server, &self.clients.proxies))
     }
 
     /// Waits for a request and reads its head.
@@ -115,10 +125,17 @@ impl Gateway {
         let route = Route::from_path(bare);
         let begun = Instant::now();
         let mut checked = head::check(session).map_err(Rejected::Unreadable);
-        let is_served = checked.is_ok() && !is_refused(session);
-        let mut origin = self.origin(&table, &session.req_header().headers, is_served).await;
+        let client = self.client(session, &table);
+        let has_place = has_place(session, client);
+        let is_served = checked.is_ok() && has_place;
+        let mut origin = self.origin(&table, &session.req_header().headers);
+        let page = origin.asks_engines();
         if is_served {
             let request = session.req_header();
+            let is_preflight = cors::is_preflight(&request.method, &request.headers);
+            if let Some(page) = page.as_ref().filter(|_| is_preflight) {
+                self.origins.wait(&self.flow, page, Asker::Anyone).await;
+            }
             let response = match origin.preflight(&request.method, &request.headers) {
                 None => local::response(&*self.local, !self.flow.is_leaving(), request, bare, &table),
                 Some(Ok(headers)) => Some(LocalResponse::to_preflight(headers)),
@@ -128,18 +145,25 @@ impl Gateway {
                 }
             };
             if let Some(response) = response {
+                let may_ask = || !is_preflight && headers::authenticate(&request.headers, &table).is_ok();
+                if let Some(page) = page.as_ref().filter(|_| may_ask()) {
+                    self.origins.wait(&self.flow, page, Asker::Accepted).await;
+                }
                 return self.send_local(session, response, &ids.client, origin).await;
             }
         }
         let trace = headers::trace(&session.req_header().headers, &table.config, self.seed, number);
         let accepted = match checked {
-            Ok(()) if is_refused(session) => Err(shed(ShedReason::Connections)),
-            Ok(()) => self.accept(session, table, route.ok_or(bare), shutdown).await,
+            Ok(()) if !has_place => Err(Rejected::Unreadable(too_many())),
+            Ok(()) => self.accept(session, table, route.ok_or(bare), client, shutdown).await,
             Err(rejected) => Err(rejected),
         };
         match accepted {
             Ok(accepted) => {
-                let incoming = incoming(session, accepted, path, ids, trace);
+                if let Some(page) = &page {
+                    self.origins.refresh(&self.flow, page, Asker::Accepted);
+                }
+                let incoming = incoming(session, accepted, path, ids, trace, client);
                 let pause = incoming.routing.timeouts().send;
                 let mut client = DownstreamConnection::new(session, origin, pause);
                 self.flow.run(incoming, &mut client).await;
@@ -148,7 +172,7 @@ impl Gateway {
             Err(rejected) => {
                 let mut record = RecordGuard::new(self.flow.recorder(), route, ids.client, begun);
                 record.trace = trace;
-                record.client = client_address(session, &self.flow.routing_table().config);
+                record.client = shown(client, &self.flow.routing_table().config);
                 if route.is_none() {
                     // Without the query, which may contain credentials.
                     record.path = path.split('?').next().map(client_text);
@@ -158,17 +182,12 @@ impl Gateway {
         }
     }
 
-    /// What the policy about other origins says of a request. `may_ask`: engines may be asked.
-    async fn origin(&self, table: &RoutingTable, headers: &HeaderMap, may_ask: bool) -> CrossOrigin {
-        let page = match (&table.config.server.cors, cors::origin(headers)) {
-            (Some(policy), _) => return CrossOrigin::of(policy, headers),
-            (None, page) => page,
-        };
-        CrossOrigin::of_engines(match page {
-            None => None,
-            Some(page) if may_ask => self.origins.of(&self.flow, page.clone()).await,
-            Some(page) => self.origins.known(page),
-        })
+    /// What the policy about other origins says of a request.
+    fn origin(&self, table: &RoutingTable, headers: &HeaderMap) -> CrossOrigin {
+        match &table.config.server.cors {
+            Some(policy) => CrossOrigin::of(policy, headers),
+            None => CrossOrigin::of_engines(&self.origins, headers),
+        }
     }
 
     /// Refuses a request, whose body may not have been read.
@@ -236,6 +255,7 @@ impl Gateway {
         session: &mut ServerSession,
         table: Arc<RoutingTable>,
         route: Result<Route, &str>,
+        client: Option<IpAddr>,
         shutdown: &ShutdownWatch,
     ) -> Result<AcceptedRequest, Rejected> {
         let (route, key) = self.check_head(session, &table, route)?;
@@ -250,17 +270,21 @@ impl Gateway {
             None => {}
         }
         let min_rate = MinRate::new(table.config.server.body_timeout, table.config.server.body_min_rate.0);
+        let owner = match &key {
+            Some(key) => Owner::Key(Arc::clone(key.name())),
+            None => Owner::network(client.unwrap_or(Ipv4Addr::UNSPECIFIED.into())),
+        };
         let mut stop = shutdown.clone();
         let read = tokio::select! {
             biased;
-            read = body::read(session, limit, min_rate, self.clients.body()) => read,
+            read = body::read(session, limit, min_rate, self.clients.body(owner.clone())) => read,
             // It would be refused anyway when complete, and a client that never completes it would delay the shutdown.
             _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
         };
         match read {
             Ok(body) => {
                 let body = match coding {
-                    Some(coding) => decode::decode(coding, body, limit, &self.clients).await?,
+                    Some(coding) => decode::decode(coding, body, limit, &self.clients, owner).await?,
                     None => body,
                 };
                 self.admit(session, table, route, key, body)
@@ -323,14 +347,17 @@ fn incoming(
     path: String,
     ids: RequestIds,
     trace: Option<Box<RequestTrace>>,
+    client: Option<IpAddr>,
 ) -> Box<IncomingRequest> {
     let method = session.req_header().method.clone();
     // pingora no longer needs the headers, so they are moved and not copied.
     let sent = take_headers(session);
     let content_type = sent.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let AcceptedRequest { route, key, body, table: routing } = accepted;
+    let priority = headers::priority(&sent);
     let headers = headers::for_engine(sent, routing.keys.is_required());
-    let client = client_address(session, &routing.config);
+    let origin = request_origin(client, key.as_ref());
+    let client = shown(client, &routing.config);
     let arrived = Instant::now();
     let RequestIds { client: request_id, upstream: upstream_id } = ids;
     Box::new(IncomingRequest {
@@ -338,6 +365,7 @@ fn incoming(
         method,
         path,
         headers,
+        priority,
         content_type,
         body,
         arrived,
@@ -346,10 +374,18 @@ fn incoming(
         trace,
         routing,
         client,
-        network: after::network(session),
+        origin,
         key,
         copy_for: None,
     })
+}
+
+/// Whose outcome the outcome of a request is: that of its key, or without keys of the network that it came from.
+fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
+    match key {
+        Some(key) => Origin::of_key(key.name()),
+        None => client.map_or(Origin::default(), |address| Origin::of_network(network(address))),
+    }
 }
 
 /// Takes the headers out of a session. The request line stays, which is all that pingora still reads.
@@ -412,14 +448,14 @@ fn reused(stream: Stream, ahead: Option<BytesMut>, mut settings: HttpPersistentS
 
 /// Refuses a request early; no pool is known yet.
 fn shed(reason: ShedReason) -> Rejected {
-    let refusal = Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() };
-    // A connection over the limit gets one response and is closed.
-    if reason == ShedReason::Connections { Rejected::Unreadable(refusal) } else { Rejected::Refused(refusal) }
+    Rejected::Refused(Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() })
 }
 
-/// Whether there are too many connections for this one.
-fn is_refused(session: &ServerSession) -> bool {
-    ClientHandle::of(session).is_some_and(|client| client.state.is_refused())
+/// Whether a request may use its connection: there are not too many. A stream of HTTP/2 was counted before.
+fn has_place(session: &ServerSession, client: Option<IpAddr>) -> bool {
+    let Some(socket) = ClientHandle::of(session) else { return true };
+    let connection = socket.state.connection();
+    connection.begin(client.unwrap_or(connection.address()))
 }
 
 /// Whether the client waits for `100 Continue`. `Some(false)`: another expectation. HTTP/1.0 has none (RFC 9110, 10.1.1).
@@ -435,7 +471,7 @@ async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &Prox
     let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
     record.outcome = Outcome::Refused;
     record.refused = Some(refusal.code());
-    record.client = client_address(session, &flow.routing_table().config);
+    record.client = shown(peer(session), &flow.routing_table().config);
     let mut parts = http::Response::new(()).into_parts().0;
     parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
     record.status = Some(parts.status);

@@ -4,6 +4,7 @@
 //! A body without a declared size is refused when it exceeds either. Memory is allocated as bytes arrive, not for the
 //! declared size. A body must arrive at a minimum rate, which is checked in each period ([`MinRate`]).
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -35,7 +36,7 @@ pub(super) enum BodyError {
     TooLarge,
     /// It arrives below the minimum rate.
     TooSlow,
-    /// The bodies of all requests together would exceed `max_body_memory`.
+    /// The bodies of all requests together would exceed `max_body_memory`, or this one gave way to another client's.
     NoMemory,
     /// The chunks are malformed.
     Malformed,
@@ -70,6 +71,8 @@ impl MinRate {
 struct Reading<'a> {
     session: &'a mut ServerSession,
     limit: u64,
+    /// The declared size.
+    size: Option<u64>,
     min_rate: MinRate,
     counted: CountedBytes,
     received: usize,
@@ -83,7 +86,13 @@ struct Reading<'a> {
 impl Reading<'_> {
     /// The next piece; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
-        let piece = match timeout_at(self.deadline, self.session.read_request_body()).await {
+        // The counted bytes are asked only when there is nothing to read: each piece that has arrived costs nothing.
+        let read = tokio::select! {
+            biased;
+            read = timeout_at(self.deadline, self.session.read_request_body()) => read,
+            () = poll_fn(|cx| self.counted.poll_gave_way(cx)) => return Err(BodyError::NoMemory),
+        };
+        let piece = match read {
             Ok(Ok(Some(piece))) => piece,
             Ok(Ok(None)) => return Ok(None),
             Ok(Err(error)) => return Err(cause(&error)),
@@ -93,7 +102,11 @@ impl Reading<'_> {
         if self.received as u64 > self.limit {
             return Err(BodyError::TooLarge);
         }
-        if !self.counted.grow(piece.len()) {
+        let counted = match self.size == Some(self.received as u64) {
+            true => self.counted.grow_to_end(piece.len()),
+            false => self.counted.grow(piece.len()),
+        };
+        if !counted {
             return Err(BodyError::NoMemory);
         }
         // Bytes that arrive early do not extend the time. Otherwise a client could send most of a body fast and then pause.
@@ -128,6 +141,7 @@ pub(super) async fn read(
     let mut reading = Reading {
         session,
         limit,
+        size,
         min_rate,
         counted,
         received: 0,
@@ -144,6 +158,9 @@ pub(super) async fn read(
     body.append(first, |size| reading.counted.spare_buffer(size));
     while let Some(piece) = reading.next().await? {
         body.append(piece, |size| reading.counted.spare_buffer(size));
+    }
+    if !reading.counted.complete() {
+        return Err(BodyError::NoMemory);
     }
     Ok(reading.counted.keep_buffer(body.buffer))
 }

@@ -1,58 +1,76 @@
-//! Limits on the connections of all clients, in total and per address, and on the memory of their request bodies.
+//! Limits on the connections and TLS handshakes of all clients, and on the memory of their request
+//! bodies.
 //!
-//! | limit | key | when exceeded |
-//! |---|---|---|
-//! | connections | `server.max_connections` | 503 to the first request, then the connection is closed |
-//! | connections of one address | `server.max_connections_per_address` | the same |
-//! | requests on connections with HTTP/2 | the same two, as if each came on a connection of its own | refused, safe to retry |
-//! | connections that are being refused | [`REFUSED_MAX`] | closed at once, and counted |
-//! | bytes of bodies | `server.max_body_memory` | 503 |
+//! | resource | size | owner | gives way | without room |
+//! |---|---|---|---|---|
+//! | connections, requests with HTTP/2 | `server.max_connections` | network | the oldest without a request | 503 to the first request, then closed; with HTTP/2 refused, safe to retry |
+//! | connections that are being refused | [`REFUSED_MAX`] | network | the oldest | the oldest is closed, and counted |
+//! | TLS handshakes | [`HANDSHAKES_MAX`] | network | the oldest | the oldest is closed |
+//! | bytes of bodies | `server.max_body_memory` | key, or network | the newest that is incomplete | 503 |
 //!
-//! The bytes of a body count from their arrival until they are freed: while the request is read, queued, sent, and may still
-//! be retried. A declared size reserves nothing, but a request that declares more than is free is refused. While a body grows,
-//! it may be copied to a larger buffer; that copy is not counted. There is at most one per thread at a time. Nor are buffers counted
-//! that are kept for later bodies (`spare_buffers.rs`).
+//! Each is shared by the rule in `shares`: one owner may have all of it while it is alone, and a
+//! fair share when others want theirs. `server.max_connections_per_address` is a hard bound on top
+//! of that. Without it, one network may have requests on three quarters of the connections only: a
+//! connection with a request does not give way.
 //!
-//! The address is the peer address of the connection. IPv6 addresses count by their /64 network, because one host can use all
-//! addresses of it. The map contains only addresses with open connections.
+//! The bytes of a body count from their arrival until they are freed: while the request is read,
+//! queued, sent, and may still be retried. A declared size reserves nothing, but a request that
+//! declares more than it could get is refused. While a body grows, it may be copied to a larger
+//! buffer; that copy is not counted. There is at most one per thread at a time. Nor are buffers
+//! counted that are kept for later bodies (`spare_buffers.rs`).
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv6Addr};
+use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use parking_lot::Mutex;
 
 use super::spare_buffers::SpareBuffers;
+use super::trust::ProxyReports;
 use crate::config::Server;
+use crate::shares::{Demand, GivesWay, Holding, Owner, Shares, network};
 use crate::telemetry::ClientView;
 
 /// Connections over the limit that may wait for their 503 at the same time.
-pub(super) const REFUSED_MAX: usize = 1_024;
-/// Bodies up to this size may use all of the memory, larger ones only [`LARGE_SHARE`] eighths of it.
+pub(super) const REFUSED_MAX: u64 = 1_024;
+/// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a
+/// millisecond of CPU.
+const HANDSHAKES_MAX: u64 = 2_048;
+/// Bodies up to this size may use all of the memory, larger ones all but one of [`BODY_PARTS`].
 const SMALL_BODY: u64 = 1 << 20;
-const LARGE_SHARE: u64 = 7;
+/// One of so many parts of the body memory is kept free for small bodies, and for newcomers.
+const BODY_PARTS: u64 = 8;
 
 /// Counts the connections and bodies of all clients, and enforces the limits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ClientLimits {
-    connections_max: AtomicUsize,
-    per_address_max: AtomicUsize,
-    body_max: AtomicU64,
-    body_bytes: AtomicU64,
+    connections: Arc<Shares>,
+    refused: Arc<Shares>,
+    handshakes: Arc<Shares>,
+    bodies: Arc<Shares>,
+    /// The most connections of one network.
+    per_address_max: AtomicU64,
     dropped: AtomicU64,
-    open: Mutex<OpenConnections>,
     spare: SpareBuffers,
+    pub(super) proxies: ProxyReports,
 }
 
-#[derive(Debug, Default)]
-struct OpenConnections {
-    /// Connections, and requests on connections with HTTP/2.
-    served: usize,
-    refused: usize,
-    by_address: HashMap<IpAddr, usize>,
+impl Default for ClientLimits {
+    /// Allows nothing.
+    fn default() -> Self {
+        Self {
+            connections: Shares::new(GivesWay::Oldest, 0, 0),
+            refused: Shares::new(GivesWay::Oldest, REFUSED_MAX, 0),
+            handshakes: Shares::new(GivesWay::Oldest, HANDSHAKES_MAX, 0),
+            bodies: Shares::new(GivesWay::Newest, 0, 0),
+            per_address_max: AtomicU64::new(u64::MAX),
+            dropped: AtomicU64::new(0),
+            spare: SpareBuffers::default(),
+            proxies: ProxyReports::default(),
+        }
+    }
 }
 
 impl ClientLimits {
@@ -67,80 +85,69 @@ impl ClientLimits {
     #[cfg(test)]
     pub(super) fn of_bodies(bytes: u64) -> Arc<Self> {
         let limits = Self::default();
-        limits.body_max.store(bytes, Relaxed);
+        limits.bodies.resize(bytes, bytes / BODY_PARTS);
         Arc::new(limits)
     }
 
     /// Applies the limits of a newer configuration. Existing connections and bodies stay.
     pub fn configure(&self, server: &Server) {
-        self.connections_max.store(server.max_connections, Relaxed);
-        self.per_address_max.store(server.connections_per_address(), Relaxed);
-        self.body_max.store(server.max_body_memory.0, Relaxed);
+        self.connections.resize(server.max_connections as u64, server.connections_for_others() as u64);
+        let hard = server.max_connections_per_address.map_or(u64::MAX, |max| max as u64);
+        self.per_address_max.store(hard, Relaxed);
+        let bytes = server.max_body_memory.0;
+        self.bodies.resize(bytes, bytes / BODY_PARTS);
     }
 
     /// The current counts, for metrics.
     pub fn view(&self) -> ClientView {
-        let connections = {
-            let open = self.open.lock();
-            open.served + open.refused
-        };
+        let (connections, refused) = (self.connections.view(), self.refused.view());
+        let (handshakes, bodies) = (self.handshakes.view(), self.bodies.view());
         ClientView {
-            connections,
-            connections_max: self.connections_max.load(Relaxed),
-            dropped: self.dropped.load(Relaxed),
-            body_bytes: self.body_bytes.load(Relaxed),
-            body_bytes_max: self.body_max.load(Relaxed),
+            connections: (connections.used + refused.used) as usize,
+            connections_max: connections.total as usize,
+            dropped: self.dropped.load(Relaxed) + refused.gave_way,
+            body_bytes: bodies.used,
+            body_bytes_max: bodies.total,
+            handshakes: handshakes.used as usize,
+            connections_gave_way: connections.gave_way,
+            handshakes_gave_way: handshakes.gave_way,
+            bodies_gave_way: bodies.gave_way,
+            proxy_headers_refused: self.proxies.refused(),
             ..ClientView::default()
         }
     }
 
     /// Counts a connection from `address`. `None`: close it at once.
-    pub(super) fn connected(self: &Arc<Self>, address: IpAddr) -> Option<CountedConnection> {
-        let network = network(address);
-        let mut open = self.open.lock();
-        let served = self.count(&mut open, network);
-        if !served && open.refused >= REFUSED_MAX {
+    pub(super) fn connected(self: &Arc<Self>, address: IpAddr, server: &Server) -> Option<CountedConnection> {
+        let is_proxy = server.is_trusted_proxy(address);
+        let owner = if is_proxy { Owner::Proxy(network(address)) } else { Owner::network(address) };
+        let most = if is_proxy { u64::MAX } else { self.per_address_max.load(Relaxed) };
+        let served = self.connections.enter(owner.clone(), Demand { most, ..Demand::of(1) });
+        let refused = served.is_none();
+        let place = served.or_else(|| self.refused.enter(owner.clone(), Demand::of(1)));
+        let Some(place) = place else {
             self.dropped.fetch_add(1, Relaxed);
             return None;
-        }
-        open.refused += usize::from(!served);
-        Some(CountedConnection { limits: Arc::clone(self), network, refused: !served })
+        };
+        let is_offered = AtomicBool::new(true);
+        Some(CountedConnection { limits: Arc::clone(self), place, owner, address, refused, is_offered })
     }
 
-    /// Counts a connection or request that is served. False: there are too many.
-    fn count(&self, open: &mut OpenConnections, network: IpAddr) -> bool {
-        let has_room = open.served < self.connections_max.load(Relaxed);
-        let counted = has_room && open.count(network, self.per_address_max.load(Relaxed));
-        open.served += usize::from(counted);
-        counted
+    /// Closes a connection without a request, the oldest of the largest owner, because there are no
+    /// descriptors left. False: there is none.
+    pub(super) fn close_one(&self) -> bool {
+        self.connections.yield_one()
     }
 
-    /// Starts to count a body.
-    pub(super) fn body(self: &Arc<Self>) -> CountedBytes {
-        CountedBytes { limits: Arc::clone(self), bytes: 0 }
-    }
-}
-
-impl OpenConnections {
-    /// Counts one more connection of a network. False: it is at its limit.
-    fn count(&mut self, network: IpAddr, max: usize) -> bool {
-        let count = self.by_address.entry(network).or_insert(0);
-        if *count >= max {
-            return false;
-        }
-        *count += 1;
-        true
+    /// Ends the oldest handshake.
+    #[cfg(test)]
+    pub(super) fn end_one_handshake(&self) -> bool {
+        self.handshakes.yield_one()
     }
 
-    /// Returns what [`ClientLimits::count`] has counted.
-    fn release(&mut self, network: IpAddr) {
-        self.served -= 1;
-        if let Entry::Occupied(mut count) = self.by_address.entry(network) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+    /// The body of a request of `owner`.
+    pub(super) fn body(self: &Arc<Self>, owner: Owner) -> CountedBytes {
+        CountedBytes { limits: Arc::clone(self), owner, place: None, bytes: 0 }
     }
 }
 
@@ -148,44 +155,80 @@ impl OpenConnections {
 #[derive(Debug)]
 pub(super) struct CountedConnection {
     limits: Arc<ClientLimits>,
-    network: IpAddr,
+    place: Holding,
+    owner: Owner,
+    /// The client, or a trusted proxy that has named none.
+    address: IpAddr,
     /// The connection is over the limit: its first request is refused.
     pub(super) refused: bool,
-}
-
-impl Drop for CountedConnection {
-    fn drop(&mut self) {
-        let mut open = self.limits.open.lock();
-        match self.refused {
-            true => open.refused -= 1,
-            false => open.release(self.network),
-        }
-    }
+    /// It has no request, so that it may give way.
+    is_offered: AtomicBool,
 }
 
 impl CountedConnection {
-    /// The address for counting: that of the client, or its network.
-    pub(super) fn network(&self) -> IpAddr {
-        self.network
+    /// The limits that count it.
+    pub(super) fn limits(&self) -> &Arc<ClientLimits> {
+        &self.limits
     }
 
-    /// Counts a request on this connection, where it is one of several. `None`: there are too many.
-    pub(super) fn request(&self) -> Option<CountedRequest> {
-        let counted = self.limits.count(&mut self.limits.open.lock(), self.network);
-        counted.then(|| CountedRequest { limits: Arc::clone(&self.limits), network: self.network })
+    /// The address at the other end, as a PROXY header has named it.
+    pub(super) fn address(&self) -> IpAddr {
+        self.address
     }
-}
 
-/// A counted request on a connection with HTTP/2; dropping it reduces the count.
-#[derive(Debug)]
-pub(super) struct CountedRequest {
-    limits: Arc<ClientLimits>,
-    network: IpAddr,
-}
+    /// The same connection, counted for the client that a proxy has named. `None`: close it at
+    /// once.
+    pub(super) fn named(self, client: IpAddr, server: &Server) -> Option<Self> {
+        let limits = Arc::clone(&self.limits);
+        drop(self);
+        limits.connected(client, server)
+    }
 
-impl Drop for CountedRequest {
-    fn drop(&mut self) {
-        self.limits.open.lock().release(self.network);
+    /// Returns when the connection, which has no request now, has to be closed for others.
+    pub(super) async fn gave_way(&self) {
+        self.is_offered.store(true, Relaxed);
+        poll_fn(|cx| self.place.poll_offered(&self.owner, cx)).await;
+    }
+
+    /// Begins a request of `client` on this connection. Until [`Self::gave_way`] is polled again,
+    /// the connection does not give way. False: there are too many connections with requests.
+    pub(super) fn begin(&self, client: IpAddr) -> bool {
+        if self.refused {
+            return false;
+        }
+        if !self.is_offered.load(Relaxed) {
+            return true;
+        }
+        let begun = if matches!(self.owner, Owner::Proxy(_)) && client != self.address {
+            self.place.keep_as(Owner::network(client), self.limits.per_address_max.load(Relaxed))
+        } else {
+            self.place.keep()
+        };
+        self.is_offered.store(!begun, Relaxed);
+        begun
+    }
+
+    /// Counts a request of `client` on this connection, where it is one of several. `None`: there
+    /// are too many.
+    pub(super) fn request(&self, client: IpAddr) -> Option<Holding> {
+        let was_offered = self.is_offered.load(Relaxed);
+        if self.refused || was_offered && !self.place.keep() {
+            return None;
+        }
+        let most = self.limits.per_address_max.load(Relaxed);
+        let place = self.limits.connections.enter_kept(Owner::network(client), Demand { most, ..Demand::of(1) });
+        match &place {
+            Some(_) => self.is_offered.store(false, Relaxed),
+            // Without a request it gives way as before.
+            None if was_offered => self.place.offer(&self.owner),
+            None => {}
+        }
+        place
+    }
+
+    /// A place for a TLS handshake. `None`: there is none.
+    pub(super) fn handshake(&self) -> Option<Holding> {
+        self.limits.handshakes.enter(self.owner.clone(), Demand::of(1))
     }
 }
 
@@ -193,30 +236,59 @@ impl Drop for CountedRequest {
 #[derive(Debug)]
 pub(super) struct CountedBytes {
     limits: Arc<ClientLimits>,
+    owner: Owner,
+    place: Option<Holding>,
     bytes: u64,
 }
 
 impl CountedBytes {
-    /// Whether this many more bytes would be within the limit now. Does not count them.
+    /// Whether a body of this many bytes could be counted now. Does not count them.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        self.limits.body_bytes.load(Relaxed).saturating_add(bytes) <= self.max(bytes)
+        self.limits.bodies.could(&self.owner, self.demand(bytes, bytes))
     }
 
-    /// The limit on all bodies that applies to a body of `bytes`.
-    fn max(&self, bytes: u64) -> u64 {
-        let max = self.limits.body_max.load(Relaxed);
-        if bytes > SMALL_BODY { max / 8 * LARGE_SHARE } else { max }
+    /// The demand for `by` bytes of a body that has `size` then.
+    fn demand(&self, by: u64, size: u64) -> Demand {
+        let max = if size > SMALL_BODY { self.limits.bodies.view().total } else { 0 };
+        Demand { spare: max / BODY_PARTS, ..Demand::of(by) }
     }
 
-    /// Counts more bytes. False: they would exceed the limit.
+    /// Counts more bytes of an incomplete body. False: there is no room for them, or the body gave
+    /// way.
     pub(super) fn grow(&mut self, by: usize) -> bool {
+        self.count(by, false)
+    }
+
+    /// Counts the bytes of a body that is complete with them.
+    pub(super) fn grow_to_end(&mut self, by: usize) -> bool {
+        let is_first = self.place.is_none();
+        self.count(by, is_first) && (is_first || self.complete())
+    }
+
+    fn count(&mut self, by: usize, kept: bool) -> bool {
         let by = by as u64;
-        if self.limits.body_bytes.fetch_add(by, Relaxed) + by > self.max(self.bytes + by) {
-            self.limits.body_bytes.fetch_sub(by, Relaxed);
-            return false;
-        }
-        self.bytes += by;
-        true
+        let demand = self.demand(by, self.bytes + by);
+        let grown = match &self.place {
+            Some(place) => place.grow(demand),
+            None => {
+                let enter = if kept { Shares::enter_kept } else { Shares::enter };
+                self.place = enter(&self.limits.bodies, self.owner.clone(), demand);
+                self.place.is_some()
+            }
+        };
+        self.bytes += if grown { by } else { 0 };
+        grown
+    }
+
+    /// The body is complete, and does not give way any more. False: it gave way, or its owner has
+    /// too much already.
+    pub(super) fn complete(&self) -> bool {
+        self.place.as_ref().is_none_or(Holding::keep)
+    }
+
+    /// Ready when the body gave way.
+    pub(super) fn poll_gave_way(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.place.as_ref().map_or(Poll::Pending, |place| place.poll_gave_way(cx))
     }
 
     /// An empty buffer for `size` bytes, if one is left over from another body.
@@ -232,12 +304,6 @@ impl CountedBytes {
     /// The same for a body in a buffer, which is used again afterwards.
     pub(super) fn keep_buffer(self, buffer: BytesMut) -> Bytes {
         Bytes::from_owner(CountedBuffer { buffer, counted: self })
-    }
-}
-
-impl Drop for CountedBytes {
-    fn drop(&mut self) {
-        self.limits.body_bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -270,135 +336,5 @@ impl Drop for CountedBuffer {
     }
 }
 
-/// The address for counting: an IPv4 address, or the /64 network of an IPv6 address.
-pub(super) fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits(connections: usize, per_address: usize, body: u64) -> Arc<ClientLimits> {
-        let limits = ClientLimits::default();
-        limits.connections_max.store(connections, Relaxed);
-        limits.per_address_max.store(per_address, Relaxed);
-        limits.body_max.store(body, Relaxed);
-        Arc::new(limits)
-    }
-
-    fn address(text: &str) -> IpAddr {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn connections_are_bounded_in_all_and_by_address() {
-        let limits = limits(4, 2, 0);
-        let connect = |from: &str| limits.connected(address(from)).unwrap();
-        let (first, second) = (connect("10.0.0.1"), connect("::ffff:10.0.0.1"));
-        assert!(!first.refused && !second.refused);
-        let third = connect("10.0.0.1");
-        assert!(third.refused, "two of one address");
-        let others = [connect("2001:db8::1"), connect("2001:db8::2:0:0:1")];
-        assert!(others.iter().all(|place| !place.refused));
-        assert!(connect("10.0.0.2").refused, "four in all");
-        drop(first);
-        drop(connect("10.0.0.1"));
-        assert!(!connect("10.0.0.1").refused, "a place that is returned is free");
-        assert_eq!(limits.view().connections, 4);
-        drop((second, third, others));
-        assert_eq!(limits.view().connections, 0);
-        assert!(limits.open.lock().by_address.is_empty());
-    }
-
-    #[test]
-    fn requests_that_share_a_connection_count_as_connections() {
-        let limits = limits(4, 3, 0);
-        let connection = limits.connected(address("10.0.0.1")).unwrap();
-        let (first, second) = (connection.request().unwrap(), connection.request());
-        assert!(second.is_some() && connection.request().is_none(), "three of one address");
-        let other = limits.connected(address("10.0.0.2")).unwrap();
-        assert!(!other.refused && other.request().is_none(), "four in all");
-        assert_eq!(limits.view().connections, 4);
-        drop(first);
-        assert!(connection.request().is_some(), "a place that is returned is free");
-        drop((connection, second, other));
-        assert!(limits.view().connections == 0 && limits.open.lock().by_address.is_empty());
-    }
-
-    #[test]
-    fn a_network_of_ipv6_is_one_address() {
-        let limits = limits(9, 1, 0);
-        let _first = limits.connected(address("2001:db8:0:1::1"));
-        assert!(limits.connected(address("2001:db8:0:1:ffff::9")).unwrap().refused);
-        assert!(!limits.connected(address("2001:db8:0:2::1")).unwrap().refused);
-    }
-
-    #[test]
-    fn connections_that_are_refused_are_bounded_too() {
-        let limits = limits(0, 0, 0);
-        let refused: Vec<CountedConnection> =
-            (0..REFUSED_MAX).map(|_| limits.connected(address("::1")).unwrap()).collect();
-        assert!(refused.iter().all(|place| place.refused));
-        assert!(limits.connected(address("::1")).is_none());
-        assert_eq!(limits.view().dropped, 1);
-        drop(refused);
-        assert!(limits.connected(address("::1")).is_some());
-        assert!(limits.open.lock().by_address.is_empty(), "the map holds served connections only");
-    }
-
-    #[test]
-    fn a_body_is_counted_until_its_last_piece_is_dropped() {
-        let limits = limits(0, 0, 100);
-        let mut counted = limits.body();
-        assert!(counted.grow(60) && !counted.grow(41) && counted.grow(40));
-        let body = counted.keep(Bytes::from_static(b"a body"));
-        let piece = body.slice(2..4);
-        drop(body);
-        assert_eq!((limits.view().body_bytes, &piece[..]), (100, &b"bo"[..]));
-        assert!(!limits.body().grow(1));
-        drop(piece);
-        assert_eq!(limits.view().body_bytes, 0);
-    }
-
-    #[test]
-    fn the_buffer_of_a_body_is_used_again_once_its_last_piece_is_dropped() {
-        let limits = limits(0, 0, 8 * SMALL_BODY);
-        let mut buffer = BytesMut::with_capacity(100_000);
-        buffer.extend_from_slice(b"body");
-        let mut counted = limits.body();
-        assert!(counted.grow(4));
-        let body = counted.keep_buffer(buffer);
-        let piece = body.slice(1..2);
-        drop(body);
-        assert!(limits.body().spare_buffer(100_000).is_none() && &piece[..] == b"o");
-        drop(piece);
-        assert_eq!(limits.body_bytes.load(Relaxed), 0);
-        let again = limits.body().spare_buffer(100_000).unwrap();
-        assert!(again.is_empty() && again.capacity() == 100_000);
-    }
-
-    #[test]
-    fn a_declared_size_is_checked_and_not_counted() {
-        let limits = limits(0, 0, 8 * SMALL_BODY);
-        let mut held = limits.body();
-        assert!(held.grow(6 << 20));
-        let body = limits.body();
-        assert!(body.has_room(1 << 20) && body.has_room(SMALL_BODY) && !body.has_room((1 << 20) + 1));
-        assert!(!body.has_room(u64::MAX));
-        assert_eq!(limits.view().body_bytes, 6 << 20);
-    }
-
-    #[test]
-    fn large_bodies_leave_room_for_small_ones() {
-        let limits = limits(0, 0, 8 * SMALL_BODY);
-        let mut large = limits.body();
-        assert!(large.grow(7 << 20));
-        assert!(!large.grow(1) && !limits.body().grow((1 << 20) + 1));
-        let mut small = limits.body();
-        assert!(small.grow(1 << 20) && !limits.body().grow(1));
-    }
-}
+pub(super) mod tests;

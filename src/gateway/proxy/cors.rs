@@ -9,6 +9,8 @@
 //! not show it. Responses to requests without `Origin` are not changed, except for `Vary` where the response would depend
 //! on it.
 
+use std::sync::Arc;
+
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
@@ -16,6 +18,7 @@ use http::header::{
 };
 use http::{HeaderMap, Method};
 
+use super::engine_origins::EngineOrigins;
 use crate::config::Cors;
 use crate::flow::record::client_text;
 use sluice_core::openai::Refusal;
@@ -33,8 +36,7 @@ const PREFIX: &str = "access-control-";
 /// What the policy says of one request.
 #[derive(Debug, Default)]
 pub(super) struct CrossOrigin {
-    /// The value of `Access-Control-Allow-Origin`; `None` where the page may not read the response, or no page asks.
-    allow: Option<HeaderValue>,
+    allow: Allow,
     /// Whether another `Origin` would get another answer.
     varies: bool,
     /// Headers of engines stay where nothing is allowed here: they say the same.
@@ -43,8 +45,26 @@ pub(super) struct CrossOrigin {
     is_preflight: bool,
 }
 
+/// Whether the page may read the response.
+#[derive(Debug, Default)]
+enum Allow {
+    /// It may not, or no page asks.
+    #[default]
+    No,
+    /// It may; the value of `Access-Control-Allow-Origin`.
+    Yes(HeaderValue),
+    /// What engines will have said of this origin by the time of the response.
+    ByEngines(Arc<EngineOrigins>, HeaderValue),
+}
+
+impl From<Option<HeaderValue>> for Allow {
+    fn from(allow: Option<HeaderValue>) -> Self {
+        allow.map_or(Self::No, Self::Yes)
+    }
+}
+
 /// The origin of the page that sent a request with these headers.
-pub(super) fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
+fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut origins = headers.get_all(ORIGIN).iter();
     // A browser sends one. Of several, none is certain.
     origins.next().filter(|_| origins.next().is_none())
@@ -61,25 +81,44 @@ impl CrossOrigin {
                 (origin.filter(is_listed).cloned(), !origins.is_empty())
             }
         };
-        Self { allow, varies, is_of_engines: false, is_preflight: false }
+        Self { allow: allow.into(), varies, is_of_engines: false, is_preflight: false }
     }
 
-    /// The same where the engines decide. `allow`: what they say of the page's origin; `None` also where there is no page.
-    pub(super) fn of_engines(allow: Option<HeaderValue>) -> Self {
-        let varies = allow.as_ref().is_some_and(|allow| allow != "*");
-        Self { allow, varies, is_of_engines: true, is_preflight: false }
+    /// The same where the engines decide: by what they have said at the time of the response.
+    pub(super) fn of_engines(origins: &Arc<EngineOrigins>, headers: &HeaderMap) -> Self {
+        let allow = origin(headers).map_or(Allow::No, |page| Allow::ByEngines(Arc::clone(origins), page.clone()));
+        Self { allow, varies: false, is_of_engines: true, is_preflight: false }
+    }
+
+    /// The origin that engines may be asked about.
+    pub(super) fn asks_engines(&self) -> Option<HeaderValue> {
+        match &self.allow {
+            Allow::ByEngines(_, page) => Some(page.clone()),
+            Allow::No | Allow::Yes(_) => None,
+        }
+    }
+
+    /// Takes over what engines have said so far.
+    fn settle(&mut self) {
+        if let Allow::ByEngines(origins, page) = &self.allow {
+            let allow = origins.known(page);
+            self.varies = allow.as_ref().is_some_and(|allow| allow != "*");
+            self.allow = allow.into();
+        }
     }
 
     /// Replaces the headers of a response that are about other origins.
-    pub(super) fn apply(self, headers: &mut HeaderMap) {
-        let replaces = !self.is_preflight && (self.allow.is_some() || !self.is_of_engines);
+    pub(super) fn apply(mut self, headers: &mut HeaderMap) {
+        self.settle();
+        let is_allowed = matches!(self.allow, Allow::Yes(_));
+        let replaces = !self.is_preflight && (is_allowed || !self.is_of_engines);
         while replaces && let Some(name) = headers.keys().find(|name| name.as_str().starts_with(PREFIX)).cloned() {
             headers.remove(name);
         }
         if self.varies && !headers.get_all(VARY).iter().any(names_origin) {
             headers.append(VARY, HeaderValue::from_static("Origin"));
         }
-        if let Some(allow) = self.allow {
+        if let Allow::Yes(allow) = self.allow {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allow);
             headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
         }
@@ -87,11 +126,9 @@ impl CrossOrigin {
 
     /// The headers of the answer to a preflight, besides those of every response; `None` where the request is none.
     pub(super) fn preflight(&mut self, method: &Method, sent: &HeaderMap) -> Option<Result<HeaderMap, Refusal>> {
-        let origin = sent.get(ORIGIN)?;
-        if method != Method::OPTIONS || !sent.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
-            return None;
-        }
-        if self.allow.is_none() {
+        let origin = sent.get(ORIGIN).filter(|_| is_preflight(method, sent))?;
+        self.settle();
+        if !matches!(self.allow, Allow::Yes(_)) {
             let origin = client_text(&String::from_utf8_lossy(origin.as_bytes())).to_string();
             return Some(Err(Refusal::OriginNotAllowed { origin }));
         }
@@ -105,6 +142,11 @@ impl CrossOrigin {
         }
         Some(Ok(headers))
     }
+}
+
+/// Whether a request with these headers is a preflight.
+pub(super) fn is_preflight(method: &Method, sent: &HeaderMap) -> bool {
+    method == Method::OPTIONS && sent.contains_key(ORIGIN) && sent.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Whether a `Vary` already names the origin, or everything.

@@ -19,6 +19,7 @@ use zstd::stream::raw::{DParameter, Decoder as Zstd, Operation};
 
 use super::clients::ClientLimits;
 use crate::config::limits::RETRY_AFTER_MIN;
+use crate::shares::Owner;
 use sluice_core::openai::{Refusal, ShedReason};
 
 /// How many times larger a body may become, as in Envoy (`max_inflate_ratio`). JSON becomes 3 to 10 times as large.
@@ -148,12 +149,13 @@ pub(super) async fn decode(
     body: Bytes,
     limit: u64,
     clients: &Arc<ClientLimits>,
+    owner: Owner,
 ) -> Result<Bytes, Refusal> {
     if body.is_empty() {
         return Ok(body);
     }
     let no_memory = || Refusal::Shed { reason: ShedReason::BodyMemory, retry_after: RETRY_AFTER_MIN.as_secs() };
-    let (mut of_decoder, mut counted) = (clients.body(), clients.body());
+    let (mut of_decoder, mut counted) = (clients.body(owner.clone()), clients.body(owner));
     if !of_decoder.grow(coding.memory(limit)) {
         return Err(no_memory());
     }
@@ -177,7 +179,7 @@ pub(super) async fn decode(
         if ended {
             // Some programs pad gzip with zeros.
             if rest.iter().all(|byte| *byte == 0) {
-                return Ok(counted.keep_buffer(decoded));
+                return if counted.complete() { Ok(counted.keep_buffer(decoded)) } else { Err(no_memory()) };
             }
             members += 1;
             if members > MEMBERS_MAX || coding == Coding::Deflate {
@@ -233,9 +235,13 @@ mod tests {
         (0..length).map(|at| b' ' + (at.wrapping_mul(2_654_435_761) >> 13) as u8 % 64).collect()
     }
 
+    fn client() -> Owner {
+        Owner::network([127, 0, 0, 1].into())
+    }
+
     async fn decoded(coding: Coding, body: Vec<u8>) -> Result<Bytes, Refusal> {
         let clients = ClientLimits::of_bodies(1 << 30);
-        let decoded = decode(coding, body.into(), LIMIT, &clients).await;
+        let decoded = decode(coding, body.into(), LIMIT, &clients, client()).await;
         assert_eq!(
             clients.view().body_bytes,
             decoded.as_ref().map_or(0, |body| body.len() as u64),
@@ -318,7 +324,7 @@ mod tests {
     #[tokio::test]
     async fn memory_is_counted() {
         let (plain, clients) = (text(900_000), ClientLimits::of_bodies(500_000));
-        let refused = decode(Coding::Gzip, gzip(&plain).into(), LIMIT, &clients).await.unwrap_err();
+        let refused = decode(Coding::Gzip, gzip(&plain).into(), LIMIT, &clients, client()).await.unwrap_err();
         assert!(matches!(refused, Refusal::Shed { reason: ShedReason::BodyMemory, .. }), "{refused:?}");
         assert_eq!(clients.view().body_bytes, 0);
     }

@@ -31,12 +31,18 @@ pub(super) struct DownstreamConnection<'a> {
     sized: bool,
     finished: bool,
     aborted: bool,
-    /// `timeouts.send`.
-    pause: Duration,
+    /// `timeouts.send`; with HTTP/2 the session has it.
+    pause: Option<Duration>,
 }
 
 impl<'a> DownstreamConnection<'a> {
     pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin, pause: Duration) -> Self {
+        // With HTTP/2 a write is progress with each byte that the client's window admits.
+        let is_http2 = ClientHandle::of(session).is_none();
+        if is_http2 {
+            session.set_write_timeout(Some(pause));
+        }
+        let pause = (!is_http2).then_some(pause);
         Self { session, origin, sized: false, finished: false, aborted: false, pause }
     }
 
@@ -100,11 +106,14 @@ impl Downstream for DownstreamConnection<'_> {
 }
 
 /// Sends within `pause`. Nearly every write is accepted at once, and needs no timer.
-async fn send<T, E>(sending: impl Future<Output = Result<T, E>>, pause: Duration) -> Result<(), ClientGone> {
+async fn send<T, E>(sending: impl Future<Output = Result<T, E>>, pause: Option<Duration>) -> Result<(), ClientGone> {
     let mut sending = pin!(sending);
     let sent = match poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await {
         Poll::Ready(sent) => sent,
-        Poll::Pending => timeout(pause, sending).await.map_err(|_| ClientGone)?,
+        Poll::Pending => match pause {
+            Some(pause) => timeout(pause, sending).await.map_err(|_| ClientGone)?,
+            None => sending.await,
+        },
     };
     sent.map(drop).map_err(|_| ClientGone)
 }

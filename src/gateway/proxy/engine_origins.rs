@@ -2,12 +2,21 @@
 //!
 //! A page that may use an engine may then use the gateway, too, as with nginx in between: vLLM up to 0.30 allows every
 //! origin, later ones those of `--allowed-origins`. Its own answers (errors, `/v1/models`) need the same policy, so the
-//! gateway asks one engine in rotation with a preflight of its own, and applies the answer to all responses.
+//! gateway asks an engine in rotation with a preflight of its own, and applies the answer to all responses.
 //!
-//! Bounds: an answer is used for [`FRESH`], and longer while no engine can be asked. At most [`ORIGINS_MAX`] are kept, and
-//! [`ASKS_MAX`] are asked for at once; a page of another origin is then treated as not allowed.
+//! An answer is used at once, however old. One older than [`FRESH`] is asked for again, in a task of its own. A request waits
+//! only where nothing is known and its response would come before the answer: a preflight, and a response of the gateway
+//! itself. Engines are asked for requests whose key was accepted, and for preflights, which have no key. Where no engine
+//! answers, none is asked again for [`FAILED_FOR`].
+//!
+//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`] are kept. Where there are more, those leave first that no
+//! request with an accepted key has used, of these the ones that the engine does not allow, and of these the oldest: origins
+//! that anyone makes up replace none that is in use. An engine that allows every origin has one answer for all.
+//! [`ASKS_MAX`] origins are asked about at once, [`ASKS_OF_ANYONE_MAX`] of them without a key, and each once at a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{
@@ -15,109 +24,223 @@ use http::header::{
 };
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::flow::{Connection, Exchange, Flow, Recorder, Upstream, UpstreamRequest};
-use crate::pool::BackendView;
+use crate::pool::{Address, BackendView};
 
-/// How long an answer is used.
+/// How long an answer is used before it is asked for again.
 const FRESH: Duration = Duration::from_secs(60);
+/// How long no engine is asked after none has answered.
+const FAILED_FOR: Duration = Duration::from_secs(5);
 /// Origins whose answers are kept.
 const ORIGINS_MAX: usize = 256;
-/// Questions to engines at once.
+/// The longest origin that is asked about; names of hosts have 253 bytes at most.
+const ORIGIN_BYTES: usize = 280;
+/// Origins that are asked about at once.
 const ASKS_MAX: usize = 8;
-/// How long an engine may take to answer.
+/// Of these, for requests whose key is not known.
+const ASKS_OF_ANYONE_MAX: usize = 6;
+/// How long one engine may take to answer.
+const ENGINE_TIME: Duration = Duration::from_secs(1);
+/// How long all engines together may take.
 const ASK_TIME: Duration = Duration::from_secs(2);
+/// Engines that are asked, one after the other, until one answers.
+const ENGINES_MAX: usize = 4;
+
+/// What an engine says: the value of `Access-Control-Allow-Origin`, or `None` where it does not allow the origin.
+type Allow = Option<HeaderValue>;
+
+/// For whom an engine is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// A request without a key, as preflights are.
+    Anyone,
+    /// A request whose key was accepted, or where none is required.
+    Accepted,
+}
 
 /// The answers so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct EngineOrigins {
-    known: Mutex<HashMap<Box<[u8]>, Answer>>,
-    asking: Semaphore,
+    table: Mutex<Table>,
+    /// Notified whenever a question is over.
+    answered: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The answer for every origin, where the engine allows all.
+    any: Option<Answer>,
+    by_origin: HashMap<Box<[u8]>, Answer>,
+    /// Origins that are asked about now.
+    asking: HashSet<Box<[u8]>>,
+    /// When no engine has answered.
+    failed_at: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
 struct Answer {
-    /// The value of `Access-Control-Allow-Origin`; `None`: the engine does not allow the origin.
-    allow: Option<HeaderValue>,
+    allow: Allow,
     at: Instant,
+    /// A request with an accepted key has come from this origin.
+    in_use: bool,
 }
 
-impl Default for EngineOrigins {
-    fn default() -> Self {
-        Self { known: Mutex::default(), asking: Semaphore::new(ASKS_MAX) }
+impl Table {
+    fn answer(&self, origin: &HeaderValue) -> Option<&Answer> {
+        self.any.as_ref().or_else(|| self.by_origin.get(origin.as_bytes()))
+    }
+
+    /// Takes a place for a question about an origin. False where none is needed or free.
+    fn begin(&mut self, origin: &HeaderValue, asker: Asker, now: Instant) -> bool {
+        if asker == Asker::Accepted
+            && let Some(answer) = self.by_origin.get_mut(origin.as_bytes())
+        {
+            answer.in_use = true;
+        }
+        let is_recent = |at: Instant, time| now.saturating_duration_since(at) < time;
+        let places = if asker == Asker::Accepted { ASKS_MAX } else { ASKS_OF_ANYONE_MAX };
+        let is_due = self.answer(origin).is_none_or(|answer| !is_recent(answer.at, FRESH))
+            && self.failed_at.is_none_or(|at| !is_recent(at, FAILED_FOR))
+            && origin.len() <= ORIGIN_BYTES
+            && self.asking.len() < places;
+        is_due && self.asking.insert(origin.as_bytes().into())
+    }
+
+    /// A question is over. `said`: what an engine said; `None`: none answered.
+    fn note(&mut self, origin: &HeaderValue, said: Option<Allow>, now: Instant) {
+        let Some(allow) = said else {
+            self.failed_at = Some(now);
+            return;
+        };
+        self.failed_at = None;
+        let known = self.by_origin.get(origin.as_bytes());
+        let answer = Answer { in_use: known.is_some_and(|known| known.in_use), allow, at: now };
+        if answer.allow.as_ref().is_some_and(|allow| allow == "*") {
+            self.any = Some(answer);
+            self.by_origin.clear();
+            return;
+        }
+        self.any = None;
+        self.by_origin.insert(origin.as_bytes().into(), answer);
+        if self.by_origin.len() > ORIGINS_MAX {
+            let least = |(_, answer): &(&Box<[u8]>, &Answer)| (answer.in_use, answer.allow.is_some(), answer.at);
+            let least = self.by_origin.iter().min_by_key(least).map(|(origin, _)| origin.clone());
+            least.and_then(|origin| self.by_origin.remove(&origin));
+        }
+    }
+}
+
+/// A question that is being asked; over when it is dropped.
+struct Question {
+    origins: Arc<EngineOrigins>,
+    origin: HeaderValue,
+    said: Option<Allow>,
+}
+
+impl Question {
+    fn end(mut self, said: Option<Allow>) {
+        self.said = said;
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        {
+            let mut table = self.origins.table.lock();
+            table.note(&self.origin, self.said.take(), Instant::now());
+            table.asking.remove(self.origin.as_bytes());
+        }
+        self.origins.answered.notify_waiters();
     }
 }
 
 impl EngineOrigins {
-    /// The last answer about an origin, however old.
-    pub(super) fn known(&self, origin: &HeaderValue) -> Option<HeaderValue> {
-        self.known.lock().get(origin.as_bytes())?.allow.clone()
+    /// What an engine said of an origin, however long ago; `None` also where it is not known.
+    pub(super) fn known(&self, origin: &HeaderValue) -> Allow {
+        self.table.lock().answer(origin)?.allow.clone()
     }
 
-    /// What an engine says of an origin, which it is asked for unless it has been lately.
-    pub(super) async fn of<U: Upstream, R: Recorder>(
-        &self,
-        flow: &Flow<U, R>,
-        origin: HeaderValue,
-    ) -> Option<HeaderValue> {
-        let answer = self.known.lock().get(origin.as_bytes()).cloned();
-        if let Some(answer) = answer.filter(|answer| answer.at.elapsed() < FRESH) {
-            return answer.allow;
+    /// Asks an engine about an origin in a task of its own, unless a fresh answer is known.
+    pub(super) fn refresh<U, R>(self: &Arc<Self>, flow: &Arc<Flow<U, R>>, origin: &HeaderValue, asker: Asker)
+    where
+        U: Upstream + 'static,
+        R: Recorder + 'static,
+    {
+        self.ask(origin, asker, |origin| ask(Arc::clone(flow), origin));
+    }
+
+    /// The same, and waits until something is known, or no engine answers in time.
+    pub(super) async fn wait<U, R>(self: &Arc<Self>, flow: &Arc<Flow<U, R>>, origin: &HeaderValue, asker: Asker)
+    where
+        U: Upstream + 'static,
+        R: Recorder + 'static,
+    {
+        self.refresh(flow, origin, asker);
+        self.answered(origin).await;
+    }
+
+    fn ask<F>(self: &Arc<Self>, origin: &HeaderValue, asker: Asker, ask: impl FnOnce(HeaderValue) -> F)
+    where
+        F: Future<Output = Option<Allow>> + Send + 'static,
+    {
+        if !self.table.lock().begin(origin, asker, Instant::now()) {
+            return;
         }
-        let asked = match self.asking.try_acquire() {
-            Ok(_place) => ask(flow, &origin).await,
-            Err(_) => None,
+        let question = Question { origins: Arc::clone(self), origin: origin.clone(), said: None };
+        let asked = ask(origin.clone());
+        tokio::spawn(async move { question.end(asked.await) });
+    }
+
+    /// Waits until an origin is known, or is not asked about.
+    async fn answered(&self, origin: &HeaderValue) {
+        let is_over = || {
+            let table = self.table.lock();
+            table.answer(origin).is_some() || !table.asking.contains(origin.as_bytes())
         };
-        match asked {
-            Some(allow) => self.keep(&origin, allow),
-            None => self.known(&origin),
-        }
-    }
-
-    fn keep(&self, origin: &HeaderValue, allow: Option<HeaderValue>) -> Option<HeaderValue> {
-        let mut known = self.known.lock();
-        if known.len() >= ORIGINS_MAX && !known.contains_key(origin.as_bytes()) {
-            let oldest = known.iter().min_by_key(|(_, answer)| answer.at).map(|(origin, _)| origin.clone());
-            oldest.and_then(|origin| known.remove(&origin));
-        }
-        known.insert(origin.as_bytes().into(), Answer { allow: allow.clone(), at: Instant::now() });
-        allow
+        let waiting = async {
+            loop {
+                let mut answered = pin!(self.answered.notified());
+                answered.as_mut().enable();
+                if is_over() {
+                    return;
+                }
+                answered.await;
+            }
+        };
+        let _ = timeout(ASK_TIME, waiting).await;
     }
 }
 
-/// Sends an engine a preflight. `None`: none answered.
-async fn ask<U: Upstream, R: Recorder>(flow: &Flow<U, R>, origin: &HeaderValue) -> Option<Option<HeaderValue>> {
+/// Sends engines a preflight, until one answers. `None`: none did.
+async fn ask<U: Upstream, R: Recorder>(flow: Arc<Flow<U, R>>, origin: HeaderValue) -> Option<Allow> {
     let pools = flow.admission().view();
-    let engine = pools.iter().flat_map(|pool| &pool.backends).find(|backend| BackendView::in_rotation(backend))?;
+    let engines = pools.iter().flat_map(|pool| &pool.backends).filter(|backend| BackendView::in_rotation(backend));
+    let asked = async {
+        for engine in engines.take(ENGINES_MAX) {
+            if let Ok(Some(allow)) = timeout(ENGINE_TIME, ask_one(flow.upstream(), &engine.address, &origin)).await {
+                return Some(allow);
+            }
+        }
+        None
+    };
+    timeout(ASK_TIME, asked).await.ok().flatten()
+}
+
+async fn ask_one<U: Upstream>(upstream: &U, address: &Address, origin: &HeaderValue) -> Option<Allow> {
     let mut headers = HeaderMap::with_capacity(4);
     headers.insert(ORIGIN, origin.clone());
     headers.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
     headers.insert(ACCESS_CONTROL_REQUEST_HEADERS, HeaderValue::from_static("authorization, content-type"));
     let path = "/v1/chat/completions".to_owned();
     let request = UpstreamRequest { method: Method::OPTIONS, path, headers, ..UpstreamRequest::default() };
-    let asked = async {
-        let mut exchange = flow.upstream().send(&engine.address, &request, Connection::New).await.ok()?;
-        exchange.head().await.ok()
-    };
-    let head = timeout(ASK_TIME, asked).await.ok()??;
+    let mut exchange = upstream.send(address, &request, Connection::New).await.ok()?;
+    let head = exchange.head().await.ok().filter(|head| !head.status.is_server_error())?;
     let allow = head.headers.get(ACCESS_CONTROL_ALLOW_ORIGIN);
     Some(allow.filter(|allow| head.status.is_success() && (*allow == "*" || *allow == origin)).cloned())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_origins_are_kept_than_the_bound() {
-        let origins = EngineOrigins::default();
-        let origin = |number: usize| HeaderValue::from_str(&format!("https://{number}.example")).unwrap();
-        for number in 0..ORIGINS_MAX + 10 {
-            origins.keep(&origin(number), Some(HeaderValue::from_static("*")));
-        }
-        assert_eq!(origins.known.lock().len(), ORIGINS_MAX);
-        assert!(origins.known(&origin(ORIGINS_MAX + 9)).is_some());
-    }
-}
+mod tests;

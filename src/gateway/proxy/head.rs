@@ -32,8 +32,8 @@ use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, sleep};
 
 use super::socket::ClientHandle;
-use crate::config::limits::MAX_HEADER_BYTES;
-use sluice_core::openai::Refusal;
+use crate::config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
+use sluice_core::openai::{Refusal, ShedReason};
 
 /// The most bytes of a head, including the request line and separators. Header fields have a limit of their own.
 const HEAD_BYTES_MAX: usize = MAX_HEADER_BYTES + (16 << 10);
@@ -57,7 +57,8 @@ impl HeadTimes {
 /// Why there is no request to serve.
 #[derive(Debug)]
 pub(super) enum NoHead {
-    /// The client closed the connection or was idle for too long, or the gateway is shutting down.
+    /// The client closed the connection or was idle for too long, others need its place, or the gateway is shutting
+    /// down.
     Closed,
     /// The request is refused.
     Refused(Refusal),
@@ -89,6 +90,10 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
                 () = timer.as_mut() => {
                     return Err(if begun { NoHead::Refused(Refusal::HeaderTimeout) } else { NoHead::Closed });
                 }
+                // Others need the place.
+                () = state.connection().gave_way() => {
+                    return Err(if begun { NoHead::Refused(too_many()) } else { NoHead::Closed });
+                }
                 // On shutdown, a connection without a complete head is closed at once.
                 _ = stop.wait_for(|stopping| *stopping) => return Err(NoHead::Closed),
             }
@@ -103,6 +108,11 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
         Err(_) if state.is_head_full() => Err(NoHead::Refused(Refusal::HeadersTooLarge)),
         Err(error) => Err(refused(&error)),
     }
+}
+
+/// The refusal of a request for which there is no connection.
+pub(super) fn too_many() -> Refusal {
+    Refusal::Shed { reason: ShedReason::Connections, retry_after: RETRY_AFTER_MIN.as_secs() }
 }
 
 /// Maps pingora's error for a head to a refusal.

@@ -4,7 +4,8 @@
 //! the fixed list below. `Host` and framing (`Content-Length`, `Transfer-Encoding`) are set anew on each side. `Expect` is
 //! handled by the gateway, which decodes bodies, too (`Content-Encoding`). `Accept-Encoding` is not forwarded, because a compressed stream can neither be metered nor have its
 //! usage event removed. `X-Data-Parallel-Rank` chooses an engine core inside a backend. It is not forwarded, because a client
-//! could put all its requests on one core.
+//! could put all its requests on one core. `X-Vllm-Priority` is read and not forwarded: a client
+//! could go before all others.
 //!
 //! Request ids: the client gets its own id back, and the engine gets a unique id that begins with it. vLLM before 0.14 mixes
 //! up two running requests with the same id, and a client may send an id twice.
@@ -24,7 +25,7 @@ use http::header::{
 
 use crate::config::{Config, limits};
 use crate::flow::keys::{ApiKey, KeyError};
-use crate::flow::{RequestTrace, RoutingTable};
+use crate::flow::{PRIORITY, RequestTrace, RoutingTable};
 use sluice_core::base::{Rng, hash_two};
 use sluice_core::openai::{ErrorFormat, Refusal, invocation};
 
@@ -34,6 +35,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static(PRIORITY);
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
 /// Headers with a client's credentials.
@@ -84,7 +86,9 @@ pub(super) fn too_large(headers: &HeaderMap) -> bool {
 /// The headers of a request that are forwarded to an engine. With `keys_configured`, credentials are not forwarded.
 pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
+    let not_forwarded =
+        [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK, X_VLLM_PRIORITY];
+    for name in not_forwarded {
         headers.remove(name);
     }
     if keys_configured {
@@ -98,6 +102,26 @@ pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> Heade
         headers.insert(AUTHORIZATION, bearer);
     }
     headers
+}
+
+/// The priority that `X-Vllm-Priority` asks for, as vLLM reads it: the first value counts, one that
+/// is not an integer does not. Numbers beyond 64 bits are clamped.
+pub(super) fn priority(headers: &HeaderMap) -> Option<i64> {
+    let text = headers.get(X_VLLM_PRIORITY)?.to_str().ok()?.trim();
+    let (is_negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    // Python allows an underscore between two digits.
+    let is_number = digits.split('_').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    if !is_number {
+        return None;
+    }
+    let digits = digits.bytes().filter(u8::is_ascii_digit).map(|byte| i64::from(byte - b'0'));
+    Some(digits.fold(0_i64, |number, digit| {
+        let number = number.saturating_mul(10);
+        if is_negative { number.saturating_sub(digit) } else { number.saturating_add(digit) }
+    }))
 }
 
 /// The token of a value of `Authorization`.
@@ -261,6 +285,26 @@ mod tests {
             for_engine(headers(&[("x-data-parallel-rank", "0"), ("accept", "*/*")]), true),
             headers(&[("accept", "*/*")])
         );
+    }
+
+    #[test]
+    fn the_header_for_priorities_is_read_as_vllm_does_and_not_forwarded() {
+        let sent = headers(&[("x-vllm-priority", "-5"), ("accept", "*/*")]);
+        assert_eq!(priority(&sent), Some(-5));
+        assert_eq!(for_engine(sent, false), headers(&[("accept", "*/*")]));
+        for (value, read) in [
+            (" +1_000 ", Some(1_000)),
+            ("-99999999999999999999", Some(i64::MIN)),
+            ("99999999999999999999", Some(i64::MAX)),
+            ("1.0", None),
+            ("", None),
+            ("-", None),
+            ("_1", None),
+            ("1__0", None),
+            ("0x10", None),
+        ] {
+            assert_eq!(priority(&headers(&[("x-vllm-priority", value)])), read, "{value}");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! errors that a client provokes.
 
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -28,6 +29,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::Connection;
+use http::HeaderMap;
 use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
@@ -69,6 +71,9 @@ pub(super) struct Pauses {
     pub(super) send: Duration,
 }
 
+/// The client of a request with these headers.
+pub(super) type Naming<'a> = &'a (dyn Fn(&HeaderMap) -> IpAddr + Sync);
+
 fn options() -> H2Options {
     let mut options = H2Options::default();
     options
@@ -88,13 +93,14 @@ pub(super) async fn serve<A: HttpServerApp + Send + Sync + 'static>(
     app: &Arc<A>,
     socket: ClientSocket,
     counted: &CountedConnection,
+    naming: Naming<'_>,
     pauses: Pauses,
     ends: &Ends,
 ) {
     let streams = TaskTracker::new();
     // `TaskTracker::wait` returns only on a closed tracker; tasks can still be added.
     streams.close();
-    drive(app, socket, counted, pauses, ends, &streams).await;
+    drive(app, socket, counted, naming, pauses, ends, &streams).await;
     // The connection has ended, so each request notices that its client has disconnected.
     streams.wait().await;
 }
@@ -103,6 +109,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     app: &Arc<A>,
     mut socket: ClientSocket,
     counted: &CountedConnection,
+    naming: Naming<'_>,
     pauses: Pauses,
     ends: &Ends,
     streams: &TaskTracker,
@@ -110,9 +117,12 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     let flood = socket.watch_frames(pauses.send);
     let digest = Arc::new(Digest { socket_digest: socket.get_socket_digest(), ..Digest::default() });
     let socket: Stream = Box::new(socket);
-    let Ok(Ok(mut connection)) = timeout(pauses.preface, handshake(socket, Some(options()))).await else {
-        return;
+    let connected = tokio::select! {
+        biased;
+        connected = timeout(pauses.preface, handshake(socket, Some(options()))) => connected,
+        () = counted.gave_way() => return,
     };
+    let Ok(Ok(mut connection)) = connected else { return };
     let (mut closing, mut leaving, mut refused) = (ends.clone(), false, 0);
     loop {
         if refused > REFUSED_MAX {
@@ -135,6 +145,12 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
                 continue;
             }
             accepted = next_stream(&mut connection, &digest, pauses.send / 4) => accepted,
+            // Others need its place. Its client opens another one with the next request.
+            () = without_place(streams, counted), if !leaving => {
+                connection.graceful_shutdown();
+                leaving = true;
+                continue;
+            }
             () = without_streams(streams, idle) => {
                 if leaving {
                     return;
@@ -147,7 +163,8 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
         match accepted {
             Ok(Some(H2Accept::Session(mut session))) => {
                 let has_room = streams.len() < STREAMS_MAX as usize;
-                let Some(counted) = has_room.then(|| counted.request()).flatten() else {
+                let client = naming(&session.req_header().headers);
+                let Some(counted) = has_room.then(|| counted.request(client)).flatten() else {
                     session.shutdown_with_reason(Reason::REFUSED_STREAM);
                     refused += 1;
                     continue;
@@ -207,6 +224,12 @@ pub(super) async fn deliver(session: &mut ServerSession) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
+/// Waits until the connection, which has no request, has to be closed for others.
+async fn without_place(streams: &TaskTracker, counted: &CountedConnection) {
+    streams.wait().await;
+    counted.gave_way().await;
+}
+
 /// Waits until no request has been open for `pause`.
 async fn without_streams(streams: &TaskTracker, pause: Duration) {
     streams.wait().await;
@@ -220,7 +243,7 @@ mod tests {
     use pingora::apps::ReusedHttpStream;
     use tokio::net::{TcpListener, TcpStream};
 
-    use super::super::clients::ClientLimits;
+    use super::super::clients::tests::connection;
     use super::super::ending::Ending;
     use super::super::transport::Transport;
     use super::*;
@@ -252,9 +275,11 @@ mod tests {
         let pauses = Pauses { preface: Duration::from_secs(10), idle: 2 * send, send };
         let ending = Ending::default();
         let ends = ending.watch();
-        let counted = Arc::new(ClientLimits::default()).connected([127, 0, 0, 1].into()).unwrap();
+        let counted = connection();
         let serving = tokio::spawn(async move {
-            serve(&Arc::new(NoApp), ClientSocket::new(server, false), &counted, pauses, &ends).await;
+            let socket = ClientSocket::new(server, Arc::clone(&counted));
+            let naming = |_: &HeaderMap| counted.address();
+            serve(&Arc::new(NoApp), socket, &counted, &naming, pauses, &ends).await;
         });
         let (_requests, connection) = h2::client::handshake(client).await.unwrap();
         let _driver = tokio::spawn(connection);

@@ -10,7 +10,7 @@
 //!
 //! Bounds: `clients.rs` limits the number of connections. Connections over the limit are accepted, get 503 and are closed,
 //! because without a response a client cannot tell a busy gateway from a dead one. When the process is out of file
-//! descriptors, accepting pauses for [`ACCEPT_PAUSE`].
+//! descriptors, a connection without a request is closed, and accepting pauses for [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -18,6 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use nix::sys::socket::{setsockopt, sockopt};
 use pingora::apps::HttpServerApp;
 use pingora::protocols::http::ServerSession;
@@ -31,8 +32,10 @@ use super::clients::CountedConnection;
 use super::ending::{Ending, Ends};
 use super::head::REFUSED_TIME;
 use super::http2::{self, Pauses};
+use super::proxy_protocol;
 use super::socket::ClientSocket;
 use super::transport::{Protocol, Transport};
+use super::trust;
 use crate::config::Config;
 
 /// Pause after a failed accept, whose usual cause is that no file descriptor is left.
@@ -143,13 +146,15 @@ impl Listener {
             };
             match accepted {
                 Ok((connection, from)) => {
-                    let Some(counted) = gateway.clients.connected(from.ip()) else { continue };
-                    let (gateway, ends) = (Arc::clone(&gateway), ends.clone());
                     let config = Arc::clone(&gateway.flow.routing_table().config);
+                    let Some(counted) = gateway.clients.connected(from.ip(), &config.server) else { continue };
+                    let (gateway, ends) = (Arc::clone(&gateway), ends.clone());
                     tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, ends).await });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections; pausing");
+                    // Usually there is no descriptor left. A connection without a request has one.
+                    let closed = gateway.clients.close_one();
+                    tracing::warn!(%error, closed_an_idle_one = closed, "cannot accept connections; pausing");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -186,25 +191,66 @@ async fn serve_connection(
 ) {
     // Tokens are small and must be sent without delay.
     let _ = connection.set_nodelay(true);
-    let max = if counted.refused { REFUSED_TIME } else { Duration::MAX };
-    let (idle, pause) = (config.server.keepalive.min(max), config.server.header_timeout.min(max));
-    let pauses = Pauses { preface: pause, idle, send: config.timeouts.send };
-    let established = tokio::select! {
+    let opened = tokio::select! {
         // Boxed, so that its state is freed when it ends and not with the connection.
-        established = Box::pin(Transport::establish(connection, counted.network(), config, idle, pause)) => established,
+        opened = Box::pin(open(connection, counted, &config)) => opened,
         // There is no request yet that could be lost.
         () = ends.stopped() => return,
     };
-    match established {
-        Some((transport, Protocol::Http1)) => serve_http1(gateway, transport, &counted, &ends.stop).await,
+    drop(config);
+    let Some(Opened { transport, protocol, counted, pauses }) = opened else { return };
+    let counted = Arc::new(counted);
+    match protocol {
+        Protocol::Http1 => serve_http1(gateway, transport, counted, &ends.stop).await,
         // Over the limit. With HTTP/2 each request would have to be refused, so the connection is just closed.
-        Some((_, Protocol::Http2)) if counted.refused => {}
+        Protocol::Http2 if counted.refused => {}
         // Boxed, because its state is larger than that of an HTTP/1.1 connection.
-        Some((transport, Protocol::Http2)) => {
-            Box::pin(http2::serve(gateway, ClientSocket::new(transport, false), &counted, pauses, &ends)).await;
+        Protocol::Http2 => {
+            let socket = ClientSocket::new(transport, Arc::clone(&counted));
+            let naming = |headers: &HeaderMap| {
+                let table = gateway.flow.routing_table();
+                trust::client(headers, counted.address(), &table.config.server, &gateway.clients.proxies)
+            };
+            Box::pin(http2::serve(gateway, socket, &counted, &naming, pauses, &ends)).await;
         }
-        None => {}
     }
+}
+
+/// A connection whose protocol is known.
+struct Opened {
+    transport: Transport,
+    protocol: Protocol,
+    counted: CountedConnection,
+    pauses: Pauses,
+}
+
+/// Finds out who the client is, and the protocol that it speaks. `None`: the connection ended, took too long, or has to be
+/// closed for others.
+async fn open(mut connection: TcpStream, mut counted: CountedConnection, config: &Config) -> Option<Opened> {
+    let server = &config.server;
+    let times = |counted: &CountedConnection| {
+        let max = if counted.refused { REFUSED_TIME } else { Duration::MAX };
+        (server.keepalive.min(max), server.header_timeout.min(max))
+    };
+    if server.proxy_protocol {
+        let (idle, pause) = times(&counted);
+        let named = tokio::select! {
+            biased;
+            // Boxed: it has a buffer, and most gateways do not need it.
+            named = Box::pin(proxy_protocol::read(&mut connection, &counted, server, idle, pause)) => named.ok()?,
+            () = counted.gave_way() => return None,
+        };
+        if let Some(client) = named {
+            counted = counted.named(client, server)?;
+        }
+    }
+    let (idle, pause) = times(&counted);
+    let (transport, protocol) = tokio::select! {
+        biased;
+        established = Transport::establish(connection, &counted, config, idle, pause) => established?,
+        () = counted.gave_way() => return None,
+    };
+    Some(Opened { transport, protocol, counted, pauses: Pauses { preface: pause, idle, send: config.timeouts.send } })
 }
 
 /// Serves the requests of a connection one after the other. It replaces pingora's loop, whose HTTP/2 part would add almost
@@ -212,10 +258,10 @@ async fn serve_connection(
 async fn serve_http1(
     gateway: &Arc<Gateway>,
     transport: Transport,
-    counted: &CountedConnection,
+    counted: Arc<CountedConnection>,
     stop: &watch::Receiver<bool>,
 ) {
-    let mut session = ServerSession::new_http1(Box::new(ClientSocket::new(transport, counted.refused)));
+    let mut session = ServerSession::new_http1(Box::new(ClientSocket::new(transport, counted)));
     while let Some(reused) = gateway.process_new_http(session, stop).await {
         let (stream, settings) = reused.consume();
         session = ServerSession::new_http1(stream);

@@ -13,7 +13,8 @@
 //! | `head.rs` | reading a request head: deadline, size, framing checks |
 //! | `body.rs`, `spare_buffers.rs` | reading a request body: size, rate, memory; buffers that are used again |
 //! | `decode.rs` | compressed request bodies |
-//! | `clients.rs` | limits on connections and body memory of all clients |
+//! | `clients.rs` | shares of connections, handshakes and body memory |
+//! | `trust.rs`, `proxy_protocol.rs` | who the client is behind proxies |
 //! | `downstream.rs` | the client as the request path sees it |
 //! | `upstream/` | the engine as the request path sees it: connections, exchanges, HTTP/1.1 responses |
 //! | `transport.rs` | a client's connection: TLS or plain, HTTP/1.1 or HTTP/2 |
@@ -26,13 +27,15 @@
 mod after;
 mod app;
 mod spare_buffers;
-mod body;
+mod trust;
 mod clients;
+mod engine_origins;
+mod body;
 mod cors;
 mod decode;
+mod proxy_protocol;
 mod downstream;
 mod ending;
-mod engine_origins;
 mod frames;
 mod head;
 mod headers;

@@ -27,6 +27,7 @@ use async_trait::async_trait;
 use bytes::{Buf, BytesMut};
 use nix::sys::socket::MsgFlags;
 use pingora::protocols::http::ServerSession;
+use pingora::protocols::l4::socket::SocketAddr;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
     GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest, UniqueID,
@@ -36,6 +37,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::clients::CountedConnection;
 use super::frames::FrameMeter;
 use super::transport::Transport;
 
@@ -81,19 +83,23 @@ pub(super) struct SocketState {
     begun: AtomicBool,
     /// Bytes that may still be read for the head.
     head_room: AtomicUsize,
-    /// The connection is over the limit: its request is refused.
-    refused: bool,
+    connection: Arc<CountedConnection>,
 }
 
 impl SocketState {
-    fn new(refused: bool) -> Self {
+    fn new(connection: Arc<CountedConnection>) -> Self {
         let [corked, unbuffered, begun] = [const { AtomicBool::new(false) }; 3];
-        Self { corked, unbuffered, begun, head_room: AtomicUsize::new(usize::MAX), refused }
+        Self { corked, unbuffered, begun, head_room: AtomicUsize::new(usize::MAX), connection }
+    }
+
+    /// The connection as it is counted.
+    pub(super) fn connection(&self) -> &CountedConnection {
+        &self.connection
     }
 
     /// Whether the connection is over the limit, so that its request is refused.
     pub(super) fn is_refused(&self) -> bool {
-        self.refused
+        self.connection.refused
     }
 
     /// Starts the next request. `ahead`: bytes of it that were already read with the previous one.
@@ -197,13 +203,16 @@ fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
 }
 
 impl ClientSocket {
-    /// The socket of a connection. `refused`: the connection is over the limit.
-    pub(super) fn new(stream: Transport, refused: bool) -> Self {
-        let socket = Arc::new(SocketDigest::from_raw_fd(stream.descriptor()));
+    /// The socket of a connection.
+    pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
+        let socket = SocketDigest::from_raw_fd(stream.descriptor());
+        // The address that a PROXY header has named; nobody needs the port. It cannot be set already.
+        let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
+        let socket = Arc::new(socket);
         Self {
             stream,
             gathered: BytesMut::new(),
-            state: Arc::new(SocketState::new(refused)),
+            state: Arc::new(SocketState::new(connection)),
             established: SystemTime::now(),
             socket,
             proxy: None,
@@ -355,13 +364,15 @@ impl GetSocketDigest for ClientSocket {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::io::AsyncReadExt;
+
+    use super::super::clients::tests::connection;
+    use super::*;
 
     async fn pair() -> (ClientSocket, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (ClientSocket::new(Transport::plain(listener.accept().await.unwrap().0), false), client)
+        (ClientSocket::new(Transport::plain(listener.accept().await.unwrap().0), connection()), client)
     }
 
     #[tokio::test]

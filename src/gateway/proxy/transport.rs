@@ -5,13 +5,12 @@
 //! passed on to the reader.
 //!
 //! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the first byte may take as long
-//! as a connection may be idle. At most [`HANDSHAKES_MAX`] handshakes run at once, and [`HANDSHAKES_SHARE`] of addresses that
-//! share a place in a table; the wait for one counts towards its time. So clients that stop inside a handshake keep out no
-//! clients of other addresses, and those that send nothing hold no place at all.
+//! as a connection may be idle. A handshake takes a place that `clients.rs` counts. When there are too many, the oldest ends: of
+//! the address with the most, or of all. So clients that stop inside a handshake keep out nobody, and clients that send
+//! nothing hold no place at all.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,24 +20,13 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::clients::CountedConnection;
 use crate::config::Config;
 use crate::tls::H2;
-
-/// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a millisecond of CPU.
-const HANDSHAKES_MAX: usize = 2_048;
-/// Those of one address, which a load balancer may be: in 50 ms each, 5,000 in a second.
-const HANDSHAKES_SHARE: usize = 256;
-/// Places of the table of addresses.
-const HANDSHAKE_SHARES: usize = 64;
-static HANDSHAKES: Handshakes = Handshakes {
-    all: Semaphore::const_new(HANDSHAKES_MAX),
-    shares: [const { Semaphore::const_new(HANDSHAKES_SHARE) }; HANDSHAKE_SHARES],
-};
 
 /// The connection preface of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -75,11 +63,10 @@ impl Transport {
 
     /// Performs the TLS handshake, if TLS is configured, and detects the protocol. `None`: the connection ended or timed out,
     /// after `idle` without a first byte or `pause` from then on.
-    /// `from`: the client's address or network.
     pub(super) async fn establish(
         stream: TcpStream,
-        from: IpAddr,
-        config: Arc<Config>,
+        counted: &CountedConnection,
+        config: &Config,
         idle: Duration,
         pause: Duration,
     ) -> Option<(Self, Protocol)> {
@@ -89,7 +76,7 @@ impl Transport {
             return Some((plain, protocol));
         };
         let acceptor = TlsAcceptor::from(tls.settings().config());
-        let handshake = handshake(stream, from, acceptor, &HANDSHAKES);
+        let handshake = handshake(stream, counted, acceptor);
         // Boxed, so that the state of the handshake is freed when it ends.
         let stream = timeout(pause, Box::pin(handshake)).await.ok()??;
         let protocol = if stream.get_ref().1.alpn_protocol() == Some(H2) { Protocol::Http2 } else { Protocol::Http1 };
@@ -144,36 +131,18 @@ impl Transport {
 /// Performs a TLS handshake as its server.
 async fn handshake(
     stream: TcpStream,
-    from: IpAddr,
+    counted: &CountedConnection,
     acceptor: TlsAcceptor,
-    handshakes: &Handshakes,
 ) -> Option<TlsStream<TcpStream>> {
     // A client that sends nothing holds no place. Not `readable`, which a new socket may be without a byte.
     stream.peek(&mut [0]).await.ok()?;
-    let _places = handshakes.begin(from).await?;
-    acceptor.accept(stream).await.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
-}
-
-/// Limits the TLS handshakes in progress.
-#[derive(Debug)]
-struct Handshakes {
-    all: Semaphore,
-    /// By the hash of the address. A map of addresses would need a bound of its own.
-    shares: [Semaphore; HANDSHAKE_SHARES],
-}
-
-impl Handshakes {
-    /// Waits for a place. The share comes first: a client that waits for it holds nothing that others need.
-    async fn begin(&self, from: IpAddr) -> Option<[SemaphorePermit<'_>; 2]> {
-        let share = self.share(from).acquire().await.ok()?;
-        Some([share, self.all.acquire().await.ok()?])
-    }
-
-    fn share(&self, from: IpAddr) -> &Semaphore {
-        let mut hasher = DefaultHasher::new();
-        from.hash(&mut hasher);
-        &self.shares[hasher.finish() as usize % HANDSHAKE_SHARES]
-    }
+    let place = counted.handshake()?;
+    let accepted = tokio::select! {
+        biased;
+        accepted = acceptor.accept(stream) => accepted,
+        () = poll_fn(|cx| place.poll_gave_way(cx)) => return None,
+    };
+    accepted.inspect_err(|error| tracing::debug!(%error, "TLS handshake failed")).ok()
 }
 
 /// Calls a method of the TCP or TLS stream.
@@ -232,6 +201,8 @@ mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
+    use super::super::clients::ClientLimits;
+    use super::super::clients::tests::server;
     use super::*;
     use crate::tls::testing::Issued;
     use crate::tls::{Certificates, ClientSettings, PrivateKey, Roots, ServerTls};
@@ -267,57 +238,41 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_that_stop_in_a_handshake_keep_out_no_client_of_another_address() {
+    async fn a_handshake_that_has_to_end_for_others_closes_its_connection() {
         let issued = Issued::self_signed(&["localhost"]);
         let certificates = Certificates::parse(issued.certificate.as_bytes()).unwrap();
         let key = PrivateKey::parse(issued.key.as_bytes()).unwrap();
         let acceptor = TlsAcceptor::from(ServerTls::new(&certificates, &key, None).unwrap().config());
         let trusting = ClientSettings::new(Roots::File(&certificates), None).unwrap().to("localhost").unwrap();
-        let handshakes =
-            Arc::new(Handshakes { all: Semaphore::new(4), shares: std::array::from_fn(|_| Semaphore::new(2)) });
-        let start = async |from: IpAddr| {
+        let limits = Arc::new(ClientLimits::default());
+        let settings = server(&[]);
+        let start = async || {
             let (server, client) = tcp_pair().await;
-            let (acceptor, handshakes) = (acceptor.clone(), Arc::clone(&handshakes));
-            let served = tokio::spawn(async move { handshake(server, from, acceptor, &handshakes).await.is_some() });
+            let counted = limits.connected([10, 0, 0, 1].into(), &settings).unwrap();
+            let acceptor = acceptor.clone();
+            let served = tokio::spawn(async move { handshake(server, &counted, acceptor).await.is_some() });
             (served, client)
         };
-        let of_share = |shared: bool, with: IpAddr| {
-            let mut others = (1..).map(|number: u32| IpAddr::from(number.to_be_bytes()));
-            others.find(|other| std::ptr::eq(handshakes.share(*other), handshakes.share(with)) == shared).unwrap()
-        };
-        let hostile = IpAddr::from([10, 0, 0, 1]);
-        let mut stopped = Vec::new();
-        let connects = async |from: IpAddr| {
-            let (served, client) = start(from).await;
-            let connected = timeout(Duration::from_secs(20), trusting.connect(client)).await.expect("it is served");
-            connected.is_ok() && served.await.unwrap()
-        };
-        for _ in 0..3 {
-            stopped.push(start(hostile).await);
-        }
-        assert!(connects(hostile).await, "silent ones hold nothing");
-        for sent in [&b"\x16"[..], b"\x16\x03", b"\x16\x03\x01"] {
-            let (served, mut client) = start(hostile).await;
-            client.write_all(sent).await.unwrap();
-            stopped.push((served, client));
-        }
-        let until = async |what: &str, condition: &dyn Fn() -> bool| {
+        let begun = async |number: usize| {
             let waiting = async {
-                while !condition() {
+                while limits.view().handshakes != number {
                     tokio::task::yield_now().await;
                 }
             };
-            timeout(Duration::from_secs(20), waiting).await.expect(what);
+            timeout(Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("{number} handshakes"));
         };
-        until("two take the share", &|| handshakes.share(hostile).available_permits() == 0).await;
-        assert_eq!(handshakes.all.available_permits(), 2, "the third waits for the share");
-        assert!(connects(of_share(false, hostile)).await);
-        let (waiting, mut client) = start(of_share(true, hostile)).await;
-        client.write_all(b"\x16").await.unwrap();
-        // A place that is returned goes to those that wait.
-        drop((stopped, client));
-        assert!(!timeout(Duration::from_secs(20), waiting).await.expect("it gets a place").unwrap());
-        until("all is returned", &|| handshakes.all.available_permits() == 4).await;
+        let silent = start().await;
+        let (stopped, mut client) = start().await;
+        client.write_all(b"\x16\x03").await.unwrap();
+        begun(1).await;
+        assert!(limits.end_one_handshake());
+        assert!(!timeout(Duration::from_secs(20), stopped).await.expect("it ends").unwrap());
+        begun(0).await;
+        let (served, client) = start().await;
+        let connected = timeout(Duration::from_secs(20), trusting.connect(client)).await.expect("it is served");
+        assert!(connected.is_ok() && served.await.unwrap());
+        begun(0).await;
+        drop(silent);
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use prometheus::proto::{MetricFamily, MetricType};
 
 use super::exposition::{describe, family_of};
 use super::families::{self, Family};
-use super::gauges::{counter, gauge};
+use super::gauges::{counter, counter_of, gauge};
 
 /// Connections and bodies of all clients, and their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,16 +27,57 @@ pub struct ClientView {
     pub response_bytes: u64,
     /// The most they may be.
     pub response_bytes_max: u64,
+    /// TLS handshakes in progress.
+    pub handshakes: usize,
+    /// Connections without a request that were closed for other clients.
+    pub connections_gave_way: u64,
+    /// TLS handshakes that were ended for other clients.
+    pub handshakes_gave_way: u64,
+    /// Unfinished request bodies that were refused for other clients.
+    pub bodies_gave_way: u64,
+    /// Stored responses that were forgotten for other keys, or because there were too many.
+    pub responses_gave_way: u64,
+    /// Headers of proxies that were not believed, by [`ProxyFault`].
+    pub proxy_headers_refused: [u64; PROXY_FAULTS],
 }
 
+/// Why a header that names a client is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyFault {
+    /// A PROXY header from an address that is no trusted proxy.
+    Untrusted,
+    /// A trusted proxy sent none.
+    Missing,
+    /// It is malformed.
+    Malformed,
+    /// It did not arrive in time.
+    Timeout,
+    /// `X-Forwarded-For` from an address that is no trusted proxy.
+    Forwarded,
+}
+
+/// The number of faults.
+pub const PROXY_FAULTS: usize = 5;
+/// Label values of [`ProxyFault`], in its order.
+const FAULTS: [&str; PROXY_FAULTS] = ["untrusted", "missing", "malformed", "timeout", "forwarded_untrusted"];
+
+/// Shared resources, with how the count of holdings that gave way is read.
+const GAVE_WAY: [(&str, fn(&ClientView) -> u64); 4] = [
+    ("connections", |view| view.connections_gave_way),
+    ("handshakes", |view| view.handshakes_gave_way),
+    ("body_memory", |view| view.bodies_gave_way),
+    ("stored_responses", |view| view.responses_gave_way),
+];
+
 type Value = fn(&ClientView) -> f64;
-const GAUGES: [(Family, Value); 6] = [
+const GAUGES: [(Family, Value); 7] = [
     (families::CLIENT_CONNECTIONS, |view| view.connections as f64),
     (families::CLIENT_CONNECTIONS_MAX, |view| view.connections_max as f64),
     (families::BODY_BYTES, |view| view.body_bytes as f64),
     (families::BODY_BYTES_MAX, |view| view.body_bytes_max as f64),
     (families::RESPONSE_BYTES, |view| view.response_bytes as f64),
     (families::RESPONSE_BYTES_MAX, |view| view.response_bytes_max as f64),
+    (families::HANDSHAKES, |view| view.handshakes as f64),
 ];
 
 /// The collector of these metrics.
@@ -47,7 +88,11 @@ pub(super) struct Clients<F> {
 
 impl<F: Fn() -> ClientView + Send + Sync> Clients<F> {
     pub(super) fn new(view: F) -> Self {
-        let families = GAUGES.iter().map(|(family, _)| family).chain([&families::CONNECTIONS_DROPPED]);
+        let families = GAUGES.iter().map(|(family, _)| family).chain([
+            &families::CONNECTIONS_DROPPED,
+            &families::SHARES_GAVE_WAY,
+            &families::PROXY_HEADERS_REFUSED,
+        ]);
         Self { view, descs: families.map(describe).collect() }
     }
 }
@@ -64,6 +109,16 @@ impl<F: Fn() -> ClientView + Send + Sync> Collector for Clients<F> {
             .map(|(family, read)| family_of(family, MetricType::GAUGE, vec![gauge(family, &[], read(&view))]));
         let dropped = counter(&families::CONNECTIONS_DROPPED, view.dropped as f64);
         let dropped = family_of(&families::CONNECTIONS_DROPPED, MetricType::COUNTER, vec![dropped]);
-        gauges.chain([dropped]).flatten().collect()
+        let gave_way = GAVE_WAY
+            .iter()
+            .map(|(name, read)| counter_of(&families::SHARES_GAVE_WAY, &[name], read(&view) as f64))
+            .collect();
+        let gave_way = family_of(&families::SHARES_GAVE_WAY, MetricType::COUNTER, gave_way);
+        let refused = FAULTS.iter().zip(view.proxy_headers_refused);
+        let refused = refused
+            .map(|(fault, count)| counter_of(&families::PROXY_HEADERS_REFUSED, &[fault], count as f64))
+            .collect();
+        let refused = family_of(&families::PROXY_HEADERS_REFUSED, MetricType::COUNTER, refused);
+        gauges.chain([dropped, gave_way, refused]).flatten().collect()
     }
 }

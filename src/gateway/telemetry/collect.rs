@@ -37,6 +37,7 @@ use super::finished::{LastRequests, RequestView};
 use super::gauges::{Dropped, Scrape};
 use super::history::Resolution;
 use super::history_report::{self, HistoryReport};
+use super::keys::Keys;
 use super::openmetrics;
 #[cfg(feature = "otel")]
 use super::otlp::Exporter;
@@ -47,6 +48,7 @@ use super::tuner::{Tuner, TunerView};
 use super::wanted::{PoolEngines, Wanted};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
+use crate::flow::keys::KeyTokens;
 use crate::flow::{Outcome, Record, Recorder};
 use sluice_core::meter::StreamStats;
 
@@ -168,6 +170,11 @@ impl Telemetry {
     /// Shows this gateway's part in the ledger of several gateways, which `view` reads, on the metrics page. Called at most once.
     pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
         series::register(&self.registry, Cluster::new(view));
+    }
+
+    /// Shows what API keys have used of their limits on tokens, which `view` reads, on the metrics page. Called once.
+    pub fn show_keys(&self, view: impl Fn() -> Vec<KeyTokens> + Send + Sync + 'static) {
+        series::register(&self.registry, Keys::new(view));
     }
 
     /// Shows how many engines pools should have, which `view` reads, on the metrics page. Called once.

@@ -213,6 +213,11 @@ families! {
         "1 while this gateway leads: it alone changes engines, experiments and limits; absent without cluster.leader";
     CLUSTER_LEADER_CHANGES: "sluice_cluster_leader_changes_total" MetricKind::Counter, &[],
         "How often this gateway saw another one lead than before, or none; absent without cluster.leader";
+    KEY_TOKENS: "sluice_key_tokens" MetricKind::Gauge, &["key", "window"],
+        "Tokens that an API key has used here of a limit: within the last 24 hours (day), or that its rate has not paid off \
+         yet (minute; above the limit while the key owes)";
+    KEY_TOKENS_LIMIT: "sluice_key_tokens_limit" MetricKind::Gauge, &["key", "window"],
+        "The limit that belongs to sluice_key_tokens, of all gateways together: tokens_per_day or tokens_per_minute";
     RELOADS: "sluice_config_reloads_total" MetricKind::Counter, &["result"],
         "Configuration reloads, ok or failed";
     CERTIFICATE_EXPIRY: "sluice_tls_certificate_expiry_timestamp_seconds" MetricKind::Gauge, &["path"],
@@ -235,6 +240,14 @@ families! {
         "How many of them are served at once: server.max_connections";
     CONNECTIONS_DROPPED: "sluice_client_connections_dropped_total" MetricKind::Counter, &[],
         "Connections that were closed without a response, because too many were being refused at once";
+    HANDSHAKES: "sluice_tls_handshakes" MetricKind::Gauge, &[],
+        "TLS handshakes of clients in progress; of 2048 the oldest is ended for the next";
+    SHARES_GAVE_WAY: "sluice_shares_gave_way_total" MetricKind::Counter, &["resource"],
+        "What was taken back so that another client gets its share: connections without a request that were closed, handshakes \
+         that were ended, unfinished bodies that got 503 (body_memory), stored responses that were forgotten";
+    PROXY_HEADERS_REFUSED: "sluice_proxy_headers_refused_total" MetricKind::Counter, &["reason"],
+        "Connections refused for their PROXY header (untrusted, missing, malformed, timeout), and X-Forwarded-For ignored from \
+         addresses outside server.trusted_proxies (forwarded_untrusted)";
     BODY_BYTES: "sluice_body_bytes" MetricKind::Gauge, &[],
         "Bytes of request bodies in memory, complete or not";
     RESPONSE_BYTES: "sluice_response_bytes" MetricKind::Gauge, &[],

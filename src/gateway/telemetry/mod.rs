@@ -29,6 +29,7 @@ mod tuner;
 mod wanted;
 mod engines;
 mod cluster;
+mod keys;
 mod openmetrics;
 #[cfg(feature = "otel")]
 mod otlp;
@@ -44,7 +45,7 @@ pub mod testing;
 mod tests;
 
 pub use access_log::{AccessLogError, AccessLogWriter};
-pub use clients::ClientView;
+pub use clients::{ClientView, PROXY_FAULTS, ProxyFault};
 pub use cluster::ClusterMetrics;
 pub use collect::{Telemetry, TelemetryError};
 pub use engines::EngineMetrics;

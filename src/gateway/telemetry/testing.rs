@@ -42,6 +42,7 @@ pub fn record(outcome: Outcome) -> Record {
         outcome,
         refused: None,
         client: None,
+        origin: crate::origin::Origin::default(),
         retries: SmallVec::new(),
         estimate_time: Duration::from_micros(40),
         queue_wait: Duration::from_millis(2),
@@ -88,6 +89,7 @@ pub fn admission(now: Instant) -> Arc<Admission> {
         request_failures: 3,
         eject_base: Duration::from_secs(1),
         eject_max: Duration::from_secs(30),
+        max_ejected: 0.5,
     };
     let admission = Admission::new(now, rules, 1);
     let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], rules, now);
@@ -112,6 +114,7 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
             queue_timeout: Duration::from_secs(20),
             hold: None,
             order: QueueOrder { aging_per_token: Duration::ZERO },
+            by_priority: None,
         },
         backends: vec![BackendSpec { name: backend.into(), address, weight: 1.0 }],
         spill: vec![],
@@ -131,6 +134,7 @@ pub fn large_admission(now: Instant) -> Arc<Admission> {
         request_failures: 3,
         eject_base: Duration::from_secs(1),
         eject_max: Duration::from_secs(30),
+        max_ejected: 0.5,
     };
     let pool = |name: String| {
         let mut pool = spec(&name, "gpu0", 8000);

@@ -15,8 +15,10 @@ use super::*;
 use crate::config::{Config, Machine, Surroundings};
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
+use crate::flow::keys::KeyTokens;
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
+use crate::origin::Origin;
 use crate::pool::{BackendLimits, HealthRules, Share};
 use sluice_core::openai::{Answer, FinishReason, Route, ShedReason, TokenUsage};
 
@@ -98,6 +100,8 @@ fn experiment() -> ExperimentReport {
         let arm = number % 2;
         let seconds = 0.1 * (1.0 + 0.3 * arm as f64) * (1.0 + (number % 7) as f64 / 100.0);
         let observation = Observation {
+            origin: Origin::default(),
+            blamed: true,
             class: 0,
             cell: (number / 2 % 64) as u16,
             values: [Some(seconds); Quantity::ALL.len()],
@@ -215,6 +219,8 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
         writes: [("written", 7), ("refused", 2), ("unknown", 1)],
         leader: Some((true, 2)),
     });
+    let (minute, day) = (Some((7_000, 6_000)), Some((9, 500)));
+    telemetry.show_keys(move || vec![KeyTokens { name: "team-a".into(), minute, day }]);
     telemetry.show_pool_engines(|| vec![PoolEngines { pool: "short".to_owned(), wanted: 2, start_seconds: 90.0 }]);
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.configured(&with_objectives());
@@ -396,8 +402,13 @@ fn a_removed_backend_is_gone_with_the_next_scrape() {
     let pools = Arc::clone(&admission);
     let telemetry = Telemetry::with(Box::new(move || pools.view()), None);
     assert!(telemetry.page().contains("sluice_in_flight{backend=\"gpu1\""));
-    let rules =
-        HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
+    let rules = HealthRules {
+        probe_failures: 1,
+        request_failures: 3,
+        eject_base: now.elapsed(),
+        eject_max: now.elapsed(),
+        max_ejected: 0.5,
+    };
     admission.apply(&[spec("short", "gpu0", 8000)], rules, now);
     let page = telemetry.page();
     assert!(!page.contains("backend=\"gpu1\""));
@@ -408,8 +419,13 @@ fn a_removed_backend_is_gone_with_the_next_scrape() {
 fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
     let now = Instant::now();
     let admission = admission(now);
-    let rules =
-        HealthRules { probe_failures: 1, request_failures: 3, eject_base: now.elapsed(), eject_max: now.elapsed() };
+    let rules = HealthRules {
+        probe_failures: 1,
+        request_failures: 3,
+        eject_base: now.elapsed(),
+        eject_max: now.elapsed(),
+        max_ejected: 0.5,
+    };
     let ask = crate::pool::AdmissionRequest {
         layout: 1,
         home: sluice_core::base::PoolId::new(0),

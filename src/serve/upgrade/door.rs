@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::fleet::{UPGRADE_SOCKET, create_state};
+use crate::fleet::{UPGRADE_SOCKET, check_state, create_state};
+use crate::owner::Untrusted;
 
 /// Where a new socket is bound before it takes its name.
 const DRAFT: &str = "upgrade.sock.tmp";
@@ -26,6 +27,9 @@ pub enum DoorError {
     /// Another gateway has this folder.
     #[error("another running gateway answers at {path}; give each its own fleet.state", path = .0.display())]
     Taken(PathBuf),
+    /// Another user commands the folder.
+    #[error("fleet.state: {0}")]
+    Untrusted(#[from] Untrusted),
     /// The socket cannot be opened.
     #[error("{path}: {source}; fleet.state must be a folder that the gateway may write to, with a short path", path = path.display())]
     Unusable {
@@ -55,6 +59,7 @@ impl Door {
     /// Another gateway listens there, or the folder cannot be used.
     pub fn open(folder: &Path) -> Result<Self, DoorError> {
         let path = Self::path(folder);
+        check_state(folder)?;
         if StdStream::connect(&path).is_ok() {
             return Err(DoorError::Taken(path));
         }

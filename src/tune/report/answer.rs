@@ -36,6 +36,9 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
         Some(comparison) if comparison.verdict == Verdict::Better => {
             lines.push(format!("the gain over the defaults: {}", change(comparison, goal)));
         }
+        Some(comparison) if is_alone_certified(report, goal) => {
+            lines.push(format!("only the best setting has a certified rate; {}", change(comparison, goal)));
+        }
         Some(_) => {}
         None => lines.extend(default_is_unusable(report)),
     }
@@ -45,16 +48,27 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
 }
 
 /// The setting to use: the winner, or the defaults where it is not certainly better than them;
-/// `None` without a winner.
+/// `None` without a winner. Defaults for which no rate could be certified are not kept.
 pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     let winner = report.winner.as_ref()?;
     let keep = match (&report.comparison, &report.default) {
         _ if winner.setting.is_empty() => true,
         (_, default) if goal.against.is_some() => default.is_some() && !front::gains(report, goal),
+        _ if is_alone_certified(report, goal) => false,
         (Some(comparison), _) => comparison.verdict != Verdict::Better,
         (None, _) => false,
     };
     Some(if keep { Setting::new() } else { winner.setting.clone() })
+}
+
+/// Whether a rate was certified for the winner and none for the defaults.
+fn is_alone_certified(report: &Report, goal: &Goal) -> bool {
+    let has_rate = |trial: &Option<Trial>| {
+        let outcome = trial.as_ref().map(|trial| &trial.outcome);
+        outcome.map(|outcome| matches!(outcome, Outcome::Measured { certified: Some(_), .. }))
+    };
+    let is_rate = matches!(goal.objective, Objective::Rate { .. });
+    is_rate && has_rate(&report.winner) == Some(true) && has_rate(&report.default) == Some(false)
 }
 
 /// That the defaults are to be kept, and why.

@@ -78,6 +78,26 @@ fn defaults_that_are_as_good_come_first_and_nothing_is_to_be_changed() {
 }
 
 #[test]
+fn defaults_without_a_certified_rate_are_not_kept() {
+    let (mut report, goal) = (report(range(19.6, 18.5, 20.7), range(20.2, 18.5, 22.0)), goal());
+    let uncertified = |trial: &mut Trial| {
+        let Outcome::Measured { certified, .. } = &mut trial.outcome else { panic!("it was measured") };
+        *certified = None;
+    };
+    report.default.iter_mut().for_each(uncertified);
+    let lines = answer::answer(&report, &goal);
+    assert!(lines[0].starts_with("best: ") && lines[0].contains("requests/s certified"), "{lines:?}");
+    assert!(lines[1].starts_with("defaults: no rate is certified"), "{lines:?}");
+    assert!(lines[2].starts_with("only the best setting has a certified rate; the estimated"), "{lines:?}");
+    assert!(!lines.concat().contains("keep them"), "{lines:?}");
+    let winner = report.winner.clone().unwrap();
+    assert_eq!(answer::advised(&report, &goal), Some(winner.setting));
+    // Without a proof for either, the defaults may be as good.
+    report.winner.iter_mut().for_each(uncertified);
+    assert_eq!(answer::advised(&report, &goal), Some(Setting::new()));
+}
+
+#[test]
 fn a_winner_that_is_certainly_better_comes_first_with_its_flags() {
     let (report, goal) = (report(range(18.0, 17.9, 18.1), range(19.6, 19.4, 19.7)), goal());
     let lines = answer::answer(&report, &goal);

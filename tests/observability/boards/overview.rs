@@ -3,7 +3,7 @@
 use crate::panel::{Panel, adds, apart, between, lines, quantiles, row, stat};
 
 pub(super) fn panels() -> Vec<Panel> {
-    [now(), objectives(), traffic(), queue(), gateway(), limits(), cluster()].concat()
+    [now(), objectives(), traffic(), queue(), gateway(), limits(), cluster(), keys()].concat()
 }
 
 fn now() -> Vec<Panel> {
@@ -236,5 +236,19 @@ fn cluster() -> Vec<Panel> {
         )
         .wide(24)
         .about("One of each cluster; no line: engines, limits and experiments stay as they are"),
+    ]
+}
+
+fn keys() -> Vec<Panel> {
+    let used = "sluice_key_tokens{@gw} / sluice_key_tokens_limit{@gw}";
+    vec![
+        row("API keys"),
+        lines(
+            "Limits on tokens in use",
+            "percentunit",
+            vec![apart(used, "{{instance}} {{key}} {{window}}").or_empty("no key has a limit on tokens")],
+        )
+        .wide(24)
+        .about("Of tokens_per_minute and tokens_per_day; above 100 % a key owes, and its requests get 429"),
     ]
 }

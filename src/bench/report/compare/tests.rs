@@ -172,9 +172,71 @@ fn neither_of_two_different_loads_is_better() {
     assert!(!json.to_string().contains("B is better"));
 }
 
+fn class(name: &str) -> ClassConfig {
+    ClassConfig { name: name.to_owned(), ..ClassConfig::default() }
+}
+
+/// Alternately short and long prompts, of these lengths.
+fn mixed_lengths(seed: u64, short: u64, long: u64) -> RunResult {
+    let mut run = run(seed, 2000, 1.0);
+    run.config.classes = vec![class("short"), class("long")];
+    for record in &mut run.requests {
+        record.class = (record.index % 2) as u32;
+        record.prompt_tokens = if record.class == 0 { short } else { long };
+    }
+    run
+}
+
+/// One in `every` long prompts fails.
+fn with_failures(mut run: RunResult, every: usize) -> RunResult {
+    for record in run.requests.iter_mut().filter(|record| record.class == 1).step_by(every) {
+        record.outcome = Outcome::Failed("status 503".into());
+    }
+    run
+}
+
+#[test]
+fn a_class_with_other_lengths_is_another_load_and_is_named() {
+    let a = mixed_lengths(1, 200, 16_000);
+    let differing = compared(&a, &mixed_lengths(2, 363, 16_000));
+    assert_eq!(
+        differing.loads,
+        ["prompts of class 'short' had 200 tokens in A and 363 in B on average, by the servers' count"]
+    );
+    assert_eq!(compared(&a, &mixed_lengths(2, 203, 16_100)).loads, Vec::<String>::new());
+}
+
+#[test]
+fn requests_that_fail_are_judged_and_are_no_other_load() {
+    let a = mixed_lengths(1, 200, 16_000);
+    for every in [10, 2] {
+        let b = with_failures(mixed_lengths(2, 200, 16_000), every);
+        let comparison = compared(&a, &b);
+        assert_eq!(comparison.loads, Vec::<String>::new());
+        let failed = comparison.rows.iter().find(|row| row.name == "long: failed").unwrap();
+        assert_eq!(failed.verdict, Verdict::Worse);
+        // Without classes, too: the lengths of requests that failed are known.
+        let plain = |run: &RunResult| RunResult { config: RunConfig::default(), ..run.clone() };
+        let comparison = compared(&plain(&a), &plain(&b));
+        assert_eq!((comparison.loads.len(), comparison.rows[0].verdict), (0, Verdict::Worse));
+    }
+}
+
+#[test]
+fn drawn_lengths_differ_by_chance() {
+    let drawn = |seed: u64, middle: f64| {
+        let (mut run, mut rng) = (run(seed, 60, 1.0), Rng::new(seed));
+        run.requests.iter_mut().for_each(|record| record.prompt_tokens = (middle * (0.1 + rng.exponential())) as u64);
+        run
+    };
+    for seed in 0..20 {
+        assert_eq!(compared(&drawn(2 * seed, 1e3), &drawn(2 * seed + 1, 1e3)).loads, Vec::<String>::new(), "{seed}");
+    }
+    assert_eq!(compared(&drawn(1, 1e3), &drawn(2, 9e3)).word(), "loads differ");
+}
+
 #[test]
 fn each_class_has_rows_of_its_own() {
-    let class = |name: &str| ClassConfig { name: name.to_owned(), ..ClassConfig::default() };
     let mixed = |seed, slower_long: f64| {
         let mut run = run(seed, 4000, 1.0);
         run.config.classes = vec![class("short"), class("long")];

@@ -298,3 +298,31 @@ proptest! {
         prop_assert_eq!(run(Strip::InjectedUsage, &timed).0, chunks.concat());
     }
 }
+
+#[test]
+fn usage_outside_the_bounds_counts_nowhere() {
+    let bounds = UsageBounds { prompt_min: 0, prompt_max: 100, completion_max: 50, output_is_generated: true };
+    let start = Instant::now();
+    let metered = |events: &[String]| {
+        let mut meter = StreamMeter::new(Dialect::Choices, start, Strip::Nothing);
+        meter.set_bounds(bounds);
+        for event in events {
+            meter.feed(Bytes::copy_from_slice(event.as_bytes()), start);
+        }
+        (meter.tokens(), meter.stats())
+    };
+    let with = |text: &str, tokens: u64| {
+        let usage = format!(r#""usage":{{"prompt_tokens":7,"completion_tokens":{tokens}}}"#);
+        format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}],{usage}}}\n\n")
+    };
+    let (tokens, stats) = metered(&[with("a", 1), with("b", 1 << 50), with("c", 3)]);
+    assert_eq!((tokens, stats.generated(), stats.usage.prompt), (3, 3, Some(7)));
+    assert_eq!(stats.itl.count(), 3, "the gap to an event, and that of two tokens");
+    let many: Vec<String> = (0..40).map(|_| with("word", 0)).collect();
+    let (_, stats) = metered(&many);
+    assert_eq!((stats.usage.completion, stats.generated()), (None, 40));
+    let (_, stats) = metered(&[with(&"long ".repeat(1_000), 5)]);
+    assert_eq!(stats.usage.completion, None, "5,000 bytes are more than 5 tokens");
+    let (_, stats) = metered(&[with(&"long ".repeat(1_000), 1_100)]);
+    assert_eq!(stats.usage.completion, Some(1_100), "the output has so many bytes");
+}

@@ -155,15 +155,19 @@ proptest! {
             members.into_iter().map(|(name, value)| (names[name].to_owned(), value)).collect();
         let map = Value::from(map);
         let text = if pretty { serde_json::to_string_pretty(&map).unwrap() } else { map.to_string() };
-        let (whole, singles) = (response::read(text.as_bytes()), text.as_bytes().chunks(1).collect::<Vec<_>>());
-        prop_assert_eq!(&read(&cut(text.as_bytes(), &cuts)), &whole, "{}", text);
-        prop_assert_eq!(&read(&singles), &whole, "{}", text);
+        // Of long texts and arrays, parts have the beginning: bytes of output may be fewer.
+        let without_text = |summary: ResponseSummary| ResponseSummary { text: 0, ..summary };
+        let singles: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
+        let whole = without_text(response::read(text.as_bytes()));
+        prop_assert_eq!(&without_text(read(&cut(text.as_bytes(), &cuts))), &whole, "{}", text);
+        prop_assert_eq!(&without_text(read(&singles)), &whole, "{}", text);
+        let without_text = |event: StreamEvent| StreamEvent { text: 0, ..event };
         let event = format!("event: response.completed\r\ndata: {}\n\n", text.replace('\n', "\ndata:"));
         for dialect in [Dialect::Choices, Dialect::Responses, Dialect::Messages] {
-            let whole = chunk::read_by_scanning(dialect, event.as_bytes());
+            let whole = without_text(chunk::read_by_scanning(dialect, event.as_bytes()));
             let singles: Vec<&[u8]> = event.as_bytes().chunks(1).collect();
-            prop_assert_eq!(&long(dialect, &cut(event.as_bytes(), &cuts)), &whole, "{}", event);
-            prop_assert_eq!(&long(dialect, &singles), &whole, "{}", event);
+            prop_assert_eq!(&without_text(long(dialect, &cut(event.as_bytes(), &cuts))), &whole, "{}", event);
+            prop_assert_eq!(&without_text(long(dialect, &singles)), &whole, "{}", event);
         }
     }
 

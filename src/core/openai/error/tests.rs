@@ -31,6 +31,7 @@ fn all() -> Vec<Refusal> {
         Refusal::UpstreamBusy { message: "the engine is full".into(), retry_after: 0 },
         Refusal::UpstreamBroke,
         Refusal::UpstreamRefusedGateway,
+        Refusal::SuspectedCrash { seconds: 300 },
         Refusal::UpstreamTimeout,
         Refusal::Internal,
     ];

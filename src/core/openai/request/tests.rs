@@ -425,3 +425,22 @@ fn what_a_client_calls_its_user_and_session_is_read_and_never_refused() {
         assert_eq!((view.user, view.usage_measures_shape), (None, true), "{odd}");
     }
 }
+
+#[test]
+fn the_longest_of_several_prompts_is_found_by_its_share_of_the_bytes() {
+    let longest = |route, body: &str| {
+        let view = read(route, body.as_bytes()).unwrap();
+        view.shape.longest_prompt(1_000, view.prompts)
+    };
+    let long = "b".repeat(98);
+    for (route, body, wanted) in [
+        (Route::Embeddings, r#"{"input":"one"}"#.to_owned(), 1_000),
+        (Route::Embeddings, format!(r#"{{"input":["{long}", "a", "a","a"]}}"#), 917),
+        (Route::Embeddings, r#"{"input":["aaaa","bbbb"]}"#.to_owned(), 500),
+        (Route::Completions, "{\"prompt\":[[1,2,3,4,5,6,7,8,9],[1]]}".to_owned(), 863),
+        (Route::Rerank, format!(r#"{{"query":"q","documents":["{long}","aa"]}}"#), 961),
+        (Route::ChatBatch, format!(r#"{{"messages":[[{{"content":"{long}"}}],[{{"content":"a"}}]]}}"#), 878),
+    ] {
+        assert_eq!(longest(route, &body), wanted, "{body}");
+    }
+}

@@ -1,7 +1,9 @@
 //! The driver that runs an engine as a child process of the gateway.
 //!
 //! An engine gets a session and a process group of its own, writes its own log file, and carries a mark in its environment.
-//! It outlives the gateway on purpose: after a crash of the gateway, the next one finds it by its identity or its mark.
+//! It outlives the gateway on purpose: after a crash of the gateway, the next one finds it by its
+//! identity and its mark. Without the mark no process is taken over or ended, whatever the journal
+//! says (`mark.rs`).
 //!
 //! The gateway declares itself the reaper of orphans, so that an engine process whose parent was killed becomes a child of
 //! the gateway and can be waited for.
@@ -11,6 +13,7 @@
 
 mod device;
 mod engine_log;
+mod mark;
 mod monitor;
 mod spawn;
 mod stop;
@@ -29,27 +32,18 @@ use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice,
     PortOwner, Redactor, StartProgress, StopRules, Stopped,
 };
-use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, sequences};
+use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, schedules_by_priority, sequences};
 use device::{Devices, MemoryInUse};
 use engine_log::EngineLog;
-use monitor::{Monitor, ProcessIdentity};
+use mark::{Marks, ProcessIdentity};
+use monitor::Monitor;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
 use sluice_gateway::config::Launch;
 use table::ProcessEntry;
 
-/// What the marks of all engines of one backend begin with.
-fn mark_prefix(folder: &Path, name: &str) -> String {
-    format!("{}#{name}#", folder.display())
-}
-
 /// Whether a process runs that was started for the backend `name` by a gateway with this state `folder`.
 pub fn is_running(folder: &Path, name: &str) -> bool {
-    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    let prefix = mark_prefix(&folder, name);
-    let marked = |entry: &ProcessEntry| {
-        entry.is_alive() && table::mark_of(entry.pid).is_some_and(|mark| mark.starts_with(&prefix))
-    };
-    table::all().iter().any(marked)
+    Marks::new(folder, name).is_carried()
 }
 
 /// Runs one backend's engine as a child process.
@@ -57,7 +51,7 @@ pub fn is_running(folder: &Path, name: &str) -> bool {
 pub struct ProcessDriver {
     name: String,
     launch: Launch,
-    mark_prefix: String,
+    marks: Marks,
     log: Arc<EngineLog>,
     flags: InstalledFlagsCache,
     devices: Devices,
@@ -71,11 +65,10 @@ impl ProcessDriver {
     /// A driver for the backend called `name` (unique in the gateway, such as `short/gpu0`). It keeps logs and the flag list
     /// of the engine's program in `folder`. Starts nothing.
     pub fn new(name: &str, launch: Launch, folder: &Path) -> Self {
-        // The mark contains the folder; it must be the same however the folder was written.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self {
             name: name.to_owned(),
-            mark_prefix: mark_prefix(&folder, name),
+            marks: Marks::new(&folder, name),
             log: Arc::new(EngineLog::new(&folder, name, Redactor::of_launch(&launch))),
             flags: InstalledFlagsCache::new(&folder),
             devices: Devices::of(&launch),
@@ -171,6 +164,10 @@ impl Driver for ProcessDriver {
         sequences(&self.launch, settings)
     }
 
+    fn schedules_by_priority(&self, settings: &EngineSettings) -> bool {
+        schedules_by_priority(&self.launch, settings)
+    }
+
     fn log_path(&self) -> Option<&Path> {
         Some(self.log.path())
     }
@@ -189,7 +186,11 @@ impl Driver for ProcessDriver {
             return Err(EngineFailure::new(FailureClass::PortInUse, cause));
         }
         let baseline = self.devices.memory_in_use().await;
-        let monitor = Monitor::start(&plan, &self.mark_prefix, &self.log, &self.devices, baseline)?;
+        let mark = self.marks.new_mark().map_err(|error| {
+            let cause = format!("the key by which its processes are known cannot be written (fleet.state): {error}");
+            EngineFailure::new(FailureClass::CommandFailed, cause)
+        })?;
+        let monitor = Monitor::start(&plan, mark, &self.log, &self.devices, baseline)?;
         let identity = monitor.engine_identity();
         self.set(&mut running, Some(Arc::new(monitor)));
         Ok(identity)
@@ -200,6 +201,15 @@ impl Driver for ProcessDriver {
             let cause = "the journal's entry does not describe a child process of the gateway";
             return Err(EngineFailure::new(FailureClass::NotOurs, cause));
         };
+        if !self.marks.may_be_recorded(mark) {
+            let (backend, pid) = (&self.name, *pid);
+            tracing::error!(
+                backend,
+                pid,
+                "the journal names a process that is no engine of this gateway; it is left alone"
+            );
+            return Ok(false);
+        }
         let mut running = self.running.lock().await;
         require_none(running.as_ref(), "an engine of this backend is already controlled")?;
         let identity = ProcessIdentity { leader: *pid, started: *started, boot: boot.clone(), mark: mark.clone() };
@@ -210,12 +220,8 @@ impl Driver for ProcessDriver {
     }
 
     async fn find_running(&self) -> Option<EngineIdentity> {
-        let marked = table::all().into_iter().filter(ProcessEntry::is_alive).filter_map(|entry| {
-            let mark = table::mark_of(entry.pid)?;
-            mark.starts_with(&self.mark_prefix).then_some((entry, mark))
-        });
         // The leader if it lives; else any remaining process has the id of the session that it led.
-        let (entry, mark) = marked.min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
+        let (entry, mark) = self.marks.find().min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
         let started = ProcessEntry::read(entry.session).map_or(entry.started, |leader| leader.started);
         Some(EngineIdentity::Process { pid: entry.session, started, boot: table::boot_id(), mark, baseline: None })
     }

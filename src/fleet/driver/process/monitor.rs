@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
@@ -16,29 +16,15 @@ use tokio::sync::watch;
 
 use super::device::{DeviceUse, Devices, MemoryInUse};
 use super::engine_log::{EngineLog, READ_INTERVAL};
+use super::mark::{self, ProcessIdentity};
 use super::spawn;
-use super::table::{self, Membership, ProcessEntry, ProcessId};
+use super::table::{self, ProcessEntry, ProcessId};
 use crate::driver::{EngineFailure, EngineIdentity};
 use crate::launch::LaunchPlan;
 use sluice_core::vllm::failure::{Exit, FailureClass};
 
 /// How often the process table is scanned while the engine runs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Identifies the processes of an engine over time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ProcessIdentity {
-    pub(super) leader: i32,
-    pub(super) started: u64,
-    pub(super) boot: String,
-    pub(super) mark: String,
-}
-
-impl ProcessIdentity {
-    fn membership<'a>(&'a self, known: &'a HashSet<ProcessId>) -> Membership<'a> {
-        Membership { leader: self.leader, started: self.started, mark: &self.mark, known }
-    }
-}
 
 /// An engine that runs, or that has ended and was not stopped yet.
 #[derive(Debug)]
@@ -71,10 +57,10 @@ impl Drop for Monitor {
 }
 
 impl Monitor {
-    /// Starts an engine. `mark_prefix` is what all marks of its backend begin with.
+    /// Starts an engine that gets this mark.
     pub(super) fn start(
         plan: &LaunchPlan,
-        mark_prefix: &str,
+        mark: String,
         log: &Arc<EngineLog>,
         devices: &Devices,
         baseline: Option<MemoryInUse>,
@@ -83,8 +69,6 @@ impl Monitor {
             let cause = format!("cannot write the engine's log {}: {error}", log.path().display());
             EngineFailure::new(FailureClass::CommandFailed, cause)
         })?;
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let mark = format!("{mark_prefix}{:x}", since.as_nanos());
         let child = spawn::spawn(plan, file, &mark)
             .map_err(|error| EngineFailure::new(FailureClass::ProgramMissing, format!("{}: {error}", plan.argv[0])))?;
         let leader = i32::try_from(child.id())
@@ -95,7 +79,8 @@ impl Monitor {
         Ok(Self::watch(identity, true, log, devices, baseline))
     }
 
-    /// Takes control of what is left of an engine that an earlier gateway started; `None` when no process is left.
+    /// Takes control of what is left of an engine that an earlier gateway started; `None` when no
+    /// process is left, or none that carries its mark.
     pub(super) fn adopt(
         identity: ProcessIdentity,
         log: &Arc<EngineLog>,
@@ -105,7 +90,11 @@ impl Monitor {
         if identity.boot != table::boot_id() {
             return None;
         }
-        let mut members = table::members(&table::all(), &identity.membership(&HashSet::new()));
+        let table = table::all();
+        if !mark::carries(&table, &identity) {
+            return None;
+        }
+        let mut members = table::members(&table, &identity.membership(&HashSet::new()));
         members.retain(ProcessEntry::is_alive);
         if members.is_empty() {
             return None;

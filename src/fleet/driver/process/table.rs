@@ -4,7 +4,7 @@
 //! unrelated `vllm serve` must survive whatever the gateway does, and vLLM's own children rename themselves. A process
 //! belongs to an engine when one of these holds:
 //! - it is in the session or the process group of the engine's leader;
-//! - the environment it was started with carries the engine's [`MARK`];
+//! - the environment it was started with carries the engine's [`MARK`], and it is of the gateway's user;
 //! - its parent belongs, directly or through other processes;
 //! - it was found to belong earlier, and is still the same process (same id and same start time).
 //!
@@ -21,6 +21,7 @@ use std::io::{BufRead, BufReader};
 use procfs::process::{FDTarget, Process, Stat, all_processes};
 
 use crate::driver::PortOwner;
+use sluice_gateway::owner::own_user;
 
 /// The environment variable that all processes of an engine inherit.
 pub(crate) const MARK: &str = "SLUICE_ENGINE";
@@ -111,6 +112,11 @@ pub(crate) fn mark_of(pid: i32) -> Option<String> {
     Some(environment.get(OsStr::new(MARK))?.to_string_lossy().into_owned())
 }
 
+/// The user that a process acts as; `None` when it is gone.
+pub(crate) fn user_of(pid: i32) -> Option<u32> {
+    Process::new(pid).ok()?.uid().ok()
+}
+
 /// What the processes of one engine have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership<'a> {
@@ -126,16 +132,25 @@ pub(crate) struct Membership<'a> {
 
 /// The processes of an engine in `table`, including ended ones. Never this process itself.
 ///
-/// The system does not reuse the id of a session that still has processes. So the session counts, unless the leader's id now
-/// belongs to a process that started at another time: then the session had ended before.
+/// The system does not reuse the id of a session or group that still has processes. So the session
+/// counts while the leader or a process that is known otherwise is in it: without one, all had
+/// ended before, and the id may be that of another session.
 pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
     let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();
+    let together = |entry: &ProcessEntry| [entry.session, entry.group, entry.pid].contains(&engine.leader);
+    let is_leader = |entry: &ProcessEntry| entry.id() == (engine.leader, engine.started);
+    let user = own_user();
+    let marked = |entry: &ProcessEntry| {
+        mark_of(entry.pid).is_some_and(|mark| mark == engine.mark)
+            && (is_leader(entry) || user_of(entry.pid) == Some(user))
+    };
+    let known = |entry: &ProcessEntry| engine.known.contains(&entry.id());
     let reused = table.iter().any(|entry| entry.pid == engine.leader && entry.started != engine.started);
+    let mut in_session = table.iter().filter(|entry| entry.started >= engine.started && together(entry));
+    let is_led = !reused && in_session.any(|entry| is_leader(entry) || known(entry) || marked(entry));
     for entry in table.iter().filter(|entry| entry.pid != own && entry.started >= engine.started) {
-        let together = [entry.session, entry.group, entry.pid].contains(&engine.leader);
-        let marked = || mark_of(entry.pid).is_some_and(|mark| mark == engine.mark);
-        if (together && !reused) || engine.known.contains(&entry.id()) || marked() {
+        if (is_led && together(entry)) || known(entry) || marked(entry) {
             found.insert(entry.pid);
         }
     }
@@ -289,5 +304,14 @@ mod tests {
         assert!(found(&table, &[]).is_empty());
         let older = [entry(9_000_002, 1, 9_000_001, 40)];
         assert!(found(&older, &[]).is_empty(), "older than the leader");
+    }
+
+    #[test]
+    fn a_session_in_which_no_process_is_known_any_more_does_not_count() {
+        // The engine has ended. A process with its leader's id has begun a session and ended: its
+        // children are others.
+        let foreign = entry(9_000_002, 1, 9_000_001, 60);
+        assert!(found(std::slice::from_ref(&foreign), &[]).is_empty());
+        assert_eq!(found(&[foreign, entry(9_000_003, 1, 9_000_001, 55)], &[(9_000_003, 55)]), [9_000_002, 9_000_003]);
     }
 }

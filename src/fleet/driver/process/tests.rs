@@ -286,6 +286,97 @@ async fn an_identity_whose_process_id_was_reused_is_not_adopted() {
     assert!(rig.driver.adopt(&EngineIdentity::External).await.is_err());
 }
 
+/// A process that is no engine.
+struct Foreign(std::process::Child);
+
+impl Foreign {
+    fn start(mark: Option<&str>) -> Self {
+        let mut command = Command::new("sleep");
+        command.arg("600").stdout(Stdio::null()).envs(mark.map(|mark| (table::MARK, mark)));
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        Self(command.spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    /// As a journal would describe it.
+    async fn identity(&self, mark: &str) -> EngineIdentity {
+        let started =
+            until("it runs", || ProcessEntry::read(self.pid()).filter(|row| row.name == "sleep")).await.started;
+        EngineIdentity::Process {
+            pid: self.pid(),
+            started,
+            boot: table::boot_id(),
+            mark: mark.to_owned(),
+            baseline: None,
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_the_mark() {
+    let rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+    let EngineIdentity::Process { mark, .. } = rig.driver.start(&EngineSettings::default()).await.unwrap() else {
+        panic!()
+    };
+    let second = Rig::driver(&rig.folder);
+    // Everything about it is true but that it is an engine. The mark is even one of an engine that
+    // runs.
+    let plain = Foreign::start(None);
+    for forged in [&mark, "", "x", &format!("{}/state#short/gpu0#1", rig.folder.path().display())] {
+        assert!(!second.adopt(&plain.identity(forged).await).await.unwrap(), "{forged}");
+    }
+    // It carries a mark that looks like one, without the token of the folder.
+    let guessed = format!("{}/state#short/gpu0#{}.1", rig.folder.path().display(), "0".repeat(16));
+    let marked = Foreign::start(Some(&guessed));
+    assert!(!second.adopt(&marked.identity(&guessed).await).await.unwrap());
+    assert_eq!(second.status().await, EngineStatus::Absent);
+    second.stop(rules(DEADLINE)).await.unwrap();
+    rig.driver.stop(rules(DEADLINE)).await.unwrap();
+    assert_eq!(second.find_running().await, None, "a mark without the token is not found");
+    assert!(is_alive(plain.pid()) && is_alive(marked.pid()));
+}
+
+#[tokio::test]
+async fn an_engine_of_an_earlier_version_is_taken_over_by_the_journal_that_describes_it() {
+    let rig = Rig::new("");
+    let earlier = format!("{}/state#short/gpu0#18c0ffee", rig.folder.path().display());
+    let engine = Foreign::start(Some(&earlier));
+    let identity = engine.identity(&earlier).await;
+    assert_eq!(rig.driver.find_running().await, None);
+    assert!(rig.driver.adopt(&identity).await.unwrap());
+    rig.driver.stop(rules(DEADLINE)).await.unwrap();
+    assert!(!is_alive(engine.pid()));
+}
+
+#[tokio::test]
+async fn a_process_of_another_user_is_not_adopted_whatever_it_carries() {
+    if sluice_gateway::owner::own_user() != 0 {
+        // Only root can start one.
+        return;
+    }
+    let rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));
+    let EngineIdentity::Process { mark, .. } = rig.driver.start(&EngineSettings::default()).await.unwrap() else {
+        panic!()
+    };
+    rig.driver.stop(rules(DEADLINE)).await.unwrap();
+    let mut other = Command::new("sleep");
+    std::os::unix::process::CommandExt::uid(&mut other, 12_345);
+    let other = Foreign(other.arg("600").env(table::MARK, &mark).stdout(Stdio::null()).spawn().unwrap());
+    other.identity(&mark).await;
+    assert_eq!(rig.driver.find_running().await, None);
+    assert!(is_alive(other.pid()));
+}
+
 #[tokio::test]
 async fn orphans_whose_leader_is_gone_are_adopted_and_stopped() {
     let rig = Rig::new("sh -c 'echo $$ >'$DIR'/child; exec sleep 600' &\nwait");

@@ -117,6 +117,9 @@ pub(crate) struct Lifecycle<S> {
     restarts: Vec<u64>,
     /// Unplanned restarts in a row.
     attempts: u32,
+    /// The configuration at a start brought the settings that run, and not the last change.
+    #[serde(default)]
+    reconfigured: bool,
     /// The engine that runs was taken over from an earlier gateway: it is warm.
     #[serde(skip)]
     pub adopted: bool,
@@ -144,6 +147,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             then: AfterStop::Start,
             restarts: Vec::new(),
             attempts: 0,
+            reconfigured: false,
             adopted: false,
             withdrawn: false,
             blocked: None,
@@ -174,6 +178,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.change = Some(Change { id, from, to, cut, hold, failed: None });
         // What went wrong before is not the reason of this change.
         (self.blocked, self.taken_back, self.why) = (None, None, None);
+        self.reconfigured = false;
         Ok(())
     }
 
@@ -392,9 +397,11 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         (self.step, self.then, self.adopted) = (Step::Stop, then, false);
     }
 
-    /// Settings that served, but not for the settling time, are not in force any more: the change that brought them is rolled back.
+    /// Settings that served, but not for the settling time, are not in force any more: the change that brought them is rolled
+    /// back. Where the configuration brought them at a start, no change is.
     fn take_back(&mut self, asked: S, why: String) {
-        let ended = self.ended.as_mut().filter(|ended| ended.outcome == Outcome::Done);
+        let is_change = !self.reconfigured;
+        let ended = self.ended.as_mut().filter(|ended| is_change && ended.outcome == Outcome::Done);
         let id = ended.map_or(0, |ended| {
             ended.outcome = Outcome::RolledBack(why.clone());
             ended.id

@@ -103,6 +103,9 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     /// Stops whatever runs and starts with other settings. The good settings stay a fallback unless the program differs.
     fn reconfigured(mut self, settings: S, difference: Difference) -> Self {
         self.end(Outcome::Aborted("the configuration of the engine has changed".to_owned()));
+        // An earlier configuration asked for these settings. The number and the outcome of the last
+        // change stay: later changes are numbered from it.
+        (self.taken_back, self.reconfigured) = (None, true);
         if difference == Difference::Program {
             self.good = settings.clone();
         }

@@ -9,6 +9,7 @@ mod changes;
 mod cluster;
 mod cors;
 mod problems;
+mod priorities;
 mod experiments;
 mod samples;
 mod tls;

@@ -29,7 +29,7 @@ impl<U: Upstream> Attempts<'_, U> {
             home: self.placed.home().id,
             spill: SmallVec::new(),
             need: self.prepared.need,
-            priority: self.prepared.priority,
+            priority: self.prepared.priority.number,
             arrived: self.incoming.arrived,
             since: self.incoming.arrived,
             prefix: Arc::clone(&self.prepared.prefix),
@@ -44,7 +44,7 @@ impl<U: Upstream> Attempts<'_, U> {
             record.outcome = Outcome::Shed(ShedReason::NoBackend);
             return CopyOutcome::NoRoom;
         };
-        note_lease(&lease, record);
+        note_lease(&mut lease, record);
         if let AttemptResult::Failed(failed) = self.attempt(&mut lease, down, record).await {
             record.outcome = failed.outcome;
         }

@@ -1,21 +1,59 @@
 //! A request that moves on because an engine does not serve it, and one that no engine serves.
 //!
 //! Engines of one pool may serve different models, routes and lengths, and the lists of what they
-//! serve may be out of date. Such an answer is no fault, and costs no attempt. Bounds: a request
-//! moves on at most [`MOVES_MAX`] times.
+//! serve may be out of date. Such an answer is no fault, and costs no attempt. A refusal counts only
+//! if its whole body was read, and not where one engine alone can serve the request.
+//!
+//! Bounds: a request moves on at most [`MOVES_MAX`] times, once where no list has its model
+//! ([`UNLISTED_MOVES_MAX`]). The refusal after that ends it, whatever `retry.attempts` is.
+
+use http::StatusCode;
+use tokio::time::Instant;
 
 use super::Attempts;
-use crate::flow::exchange::Upstream;
+use crate::flow::admit::AdmitError;
+use crate::flow::attempt::{ResponseStart, WaitError};
+use crate::flow::exchange::{Downstream, Upstream};
 use crate::flow::prepare;
 use crate::flow::record::{RecordGuard, Recorder};
-use crate::flow::refused_here::Refused;
+use crate::flow::refused_here::{self, Refused};
+use crate::flow::respond;
 use crate::pool::{Lack, Lease};
+use sluice_core::base::PoolId;
 use sluice_core::openai::Refusal;
 
 /// How often a request goes on to another engine because one does not serve its model, its route or its length.
 const MOVES_MAX: u32 = 8;
+/// The same where every engine lists its models and none lists that of the request: one may have loaded it since.
+const UNLISTED_MOVES_MAX: u32 = 1;
 
 impl<U: Upstream> Attempts<'_, U> {
+    /// Reads the body of a refusal after which another engine may serve the request. Returns whether all of it was read.
+    ///
+    /// # Errors
+    /// When the client left or the backend was found hung. The pump meets any other error again.
+    pub(super) async fn read_refusal<D: Downstream>(
+        &self,
+        response: &mut ResponseStart<U::Exchange>,
+        down: &mut D,
+        lease: &Lease,
+    ) -> Result<bool, WaitError> {
+        if self.prepared.only.is_some() || !refused_here::may_be(&response.head) {
+            return Ok(false);
+        }
+        let limits = (refused_here::PEEK_BYTES, refused_here::PEEK_TIME);
+        match response.read_ahead(limits, down, lease).await {
+            Err(error @ (WaitError::ClientGone | WaitError::Hung)) => Err(error),
+            read => Ok(read.unwrap_or(false)),
+        }
+    }
+
+    /// Whether this status says that the engine of the arm does not know the model: that of the arm, or an
+    /// adapter that only others have loaded.
+    pub(super) fn lacks_model(&self, status: StatusCode) -> bool {
+        status == StatusCode::NOT_FOUND && self.prepared.arm.is_some()
+    }
+
     /// Notes what the engine of an attempt has not. Returns whether another engine may have it.
     pub(super) fn moves_on(&mut self, refused: Refused, lease: &Lease) -> bool {
         let asks = &mut self.prepared.asks;
@@ -30,12 +68,41 @@ impl<U: Upstream> Attempts<'_, U> {
             Refused::Length(limit) => asks.longer_than = asks.longer_than.max(limit),
         }
         if let Some(lack) = lack {
-            lease.refused_by_engine(lack);
+            lease.refused_by_engine(lack, Instant::now());
         }
-        lease.success();
-        let may = self.moves < MOVES_MAX && self.prepared.only.is_none();
+        lease.success(Instant::now());
+        let most = if refused == Refused::Model && self.is_listed_nowhere() { UNLISTED_MOVES_MAX } else { MOVES_MAX };
+        let may = self.moves < most;
         self.moves += u32::from(may);
         may
+    }
+
+    fn is_listed_nowhere(&self) -> bool {
+        let model = self.prepared.asks.model;
+        model.is_some_and(|model| self.backends.admission.is_listed_nowhere(self.pools(), model))
+    }
+
+    fn pools(&self) -> impl Iterator<Item = PoolId> + '_ {
+        std::iter::once(self.placed.home().id).chain(self.placed.placement.spill.iter().copied())
+    }
+
+    /// The refusal of a request that one engine does not serve and no other takes now, where another one would serve it
+    /// later: it is ejected, starts, or has no room. To the client the answer of the first engine would be final.
+    pub(super) fn shed_until_later<R: Recorder>(
+        &self,
+        refused: Option<Refused>,
+        error: AdmitError,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Option<Refusal> {
+        let AdmitError::Shed { reason, home } = error else { return None };
+        // Without a limit it is not known which engine takes a longer prompt.
+        refused.filter(|refused| *refused != Refused::Length(None))?;
+        let (admission, prepared) = (self.backends.admission, &self.prepared);
+        if !admission.may_serve_later(self.pools(), &prepared.need, &prepared.asks, &self.avoid) {
+            return None;
+        }
+        let room_in = admission.retry_after(home, Instant::now());
+        Some(respond::shed(reason, room_in, record))
     }
 
     /// The last engine that served the model serves it no more.

@@ -52,7 +52,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
     pub(super) fn answered_elsewhere<X>(&mut self, now: Instant) -> Option<Box<FailedAttempt<X>>> {
         let credentials = self.context.credentials?;
         let error = self.meter.error().filter(|_| !self.meter.has_content())?;
-        let answer = EngineAnswer { status: self.status, read: &[], error: Some(error), credentials };
+        let answer = EngineAnswer { status: self.status, read: None, error: Some(error), credentials };
         let (elsewhere, reason) = (answer.elsewhere()?, answer.retry_reason());
         let busy = (elsewhere == Elsewhere::Busy).then(|| self.busy_backend(error));
         if elsewhere.is_fault() {
@@ -63,6 +63,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
             _ => Outcome::UpstreamError(UpstreamFault::InStream),
         };
         let head = if busy.is_none() { self.head.take() } else { None };
+        // The end of an event may come behind the refusal: its beginning, which the meter holds, belongs before it.
+        self.meter.finish(now).iter().for_each(|piece| self.preamble.extend_from_slice(piece));
         let read = Bytes::from(std::mem::take(&mut self.preamble));
         let held = head.map(|head| HeldResponse { head, read });
         Some(Box::new(FailedAttempt { reason, outcome, response: None, busy, held }))

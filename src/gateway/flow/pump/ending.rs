@@ -146,6 +146,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
                 (RetryReason::Timeout, outcome)
             }
             Interruption::Broken(error) => {
+                self.record.is_lost = matches!(error, ExchangeError::Closed(_));
                 self.fault(error, now);
                 (RetryReason::Broken, Outcome::UpstreamError(UpstreamFault::Broken))
             }
@@ -180,7 +181,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
         self.record.outcome = Outcome::Refused;
         self.note_refusal();
-        self.lease.success();
+        self.lease.success(now);
         self.cut();
         Delivery::default()
     }
@@ -221,7 +222,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
             Outcome::UpstreamError(_) => {
                 self.fault(&format_args!("status {}", self.status.as_u16()), now);
             }
-            _ => self.lease.success(),
+            _ => self.lease.success(now),
         }
     }
 

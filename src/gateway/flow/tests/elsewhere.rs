@@ -126,7 +126,9 @@ async fn a_refusal_that_another_engine_would_not_give_moves_the_request_to_it() 
     for refusing in [(404, UNKNOWN), (404, r#"{"detail":"Not Found"}"#), (400, TOO_LONG)] {
         let test = TestFlow::new(vec![Script::Json(refusing.0, refusing.1)], vec![good()]);
         let backends = test.flow.routing_table().pools[0].backends.clone();
-        backends.iter().for_each(|id| test.flow.admission().set_served(*id, Served::unreadable(), None));
+        backends
+            .iter()
+            .for_each(|id| test.flow.admission().set_served(*id, Served::unreadable(), None, Instant::now()));
         for number in 0..3 {
             let (client, record) = test.request(STREAM).await;
             assert_eq!(String::from_utf8(client.body).unwrap(), [ROLE, WORD, LAST, DONE].concat(), "{refusing:?}");

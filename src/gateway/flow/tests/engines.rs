@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 
 use super::*;
 
@@ -23,6 +23,10 @@ pub(super) enum Script {
     /// A head of this status, and then the connection is closed.
     HeadOnly(u16),
     Json(u16, &'static str),
+    /// The same with a coding that the gateway does not read.
+    Coded(u16, &'static str),
+    /// The same, whose body comes after this many milliseconds.
+    Late(u16, u64, &'static str),
     /// Chunks of a stream with the pause before each; `true`: ends in order.
     Stream(Vec<(u64, &'static str)>, bool),
 }
@@ -103,6 +107,16 @@ impl Upstream for Engines {
             Script::CloseBeforeHead => served(Err(closed()), vec![], false, true, false),
             Script::NeverAnswers => served(Err(closed()), vec![], false, false, false),
             Script::Json(status, body) => served(head(status, "application/json"), vec![(20, body)], true, true, false),
+            Script::Late(status, pause, body) => {
+                served(head(status, "application/json"), vec![(pause, body)], true, true, false)
+            }
+            Script::Coded(status, body) => {
+                let mut coded = head(status, "application/json");
+                if let Ok(head) = &mut coded {
+                    head.headers.insert(CONTENT_ENCODING, HeaderValue::from_static("br"));
+                }
+                served(coded, vec![(1, body)], true, true, false)
+            }
             Script::Stream(chunks, in_order) => {
                 served(head(200, "text/event-stream; charset=utf-8"), chunks, in_order, true, false)
             }

@@ -50,6 +50,11 @@ enum Move {
         backend: usize,
         tokens: Option<u64>,
     },
+    /// The engine of a lease refuses: the model, another one, the route, or the length.
+    Refuse {
+        lease: usize,
+        lack: usize,
+    },
     Probe {
         backend: usize,
         up: bool,
@@ -80,6 +85,7 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => (0..4usize).prop_map(Move::StartFailed),
         1 => (0..4usize, proptest::option::of(100..5_000u64))
             .prop_map(|(backend, tokens)| Move::ContextLimit { backend, tokens }),
+        2 => (any::<usize>(), 0..4usize).prop_map(|(lease, lack)| Move::Refuse { lease, lack }),
         2 => (0..4usize, proptest::bool::weighted(0.8)).prop_map(|(backend, up)| Move::Probe { backend, up }),
         1 => Just(Move::DropPool),
         1 => any::<bool>().prop_map(Move::Spill),
@@ -132,6 +138,7 @@ proptest! {
                     let mut request = fixture.request(home, prompt);
                     request.need.slots = slots;
                     request.priority = priority;
+                    request.asks.route = Some(Route::Embeddings);
                     if let Some(first) = pinned {
                         request.pinned = true;
                         request.avoid = (0..first).map(BackendId::new).collect();
@@ -170,7 +177,7 @@ proptest! {
                 Move::Finish(index) if !leases.is_empty() => {
                     let index = index % leases.len();
                     let lease = leases.swap_remove(index);
-                    lease.success();
+                    lease.success(fixture.now);
                 }
                 Move::Resize { slots, permits, tokens } => {
                     specs = four_backends(slots, permits, tokens, order);
@@ -211,7 +218,18 @@ proptest! {
                         2 => Served::list(["m", "other"]),
                         _ => Served::list(["other"]),
                     };
-                    fixture.admission.set_served(BackendId::new(backend), served, tokens);
+                    fixture.admission.set_served(BackendId::new(backend), served, tokens, fixture.now);
+                }
+                Move::Refuse { lease, lack } => {
+                    let lacks = [
+                        Lack::Model(ModelKey::of("m")),
+                        Lack::Model(ModelKey::of("other")),
+                        Lack::Route(Route::Embeddings),
+                        Lack::Length(Some(1_000)),
+                    ];
+                    if let Some(lease) = any_of(&mut leases, lease) {
+                        lease.refused_by_engine(lacks[lack], fixture.now);
+                    }
                 }
                 Move::Probe { backend, up } => {
                     fixture.admission.record_probe(BackendId::new(backend), up, fixture.now);

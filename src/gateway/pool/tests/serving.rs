@@ -12,7 +12,7 @@ fn pool_of(served: &[&[&str]]) -> Fixture {
 impl Fixture {
     fn serves(&self, backend: usize, names: &[&str]) {
         let served = Served::list(names.iter().copied());
-        self.admission.set_served(self.layout.backends[0][backend], served, None);
+        self.admission.set_served(self.layout.backends[0][backend], served, None, self.now);
         self.admission.check_invariants().unwrap();
     }
 
@@ -97,7 +97,7 @@ fn a_request_that_waits_is_refused_when_the_last_engine_drops_its_model() {
 #[test]
 fn a_request_that_waits_is_not_refused_while_an_engine_without_a_list_may_have_its_model() {
     let fixture = pool_of(&[&["x"], &["x"]]);
-    fixture.admission.set_served(fixture.layout.backends[0][1], Served::unreadable(), None);
+    fixture.admission.set_served(fixture.layout.backends[0][1], Served::unreadable(), None, fixture.now);
     let held: Vec<Lease> = (0..2).map(|_| fixture.lease("x")).collect();
     let mut waiting = fixture.waits("x");
     fixture.serves(0, &["y"]);
@@ -112,7 +112,7 @@ fn an_engine_s_refusal_counts_until_it_is_read_again_and_asks_for_that() {
     let due = |fixture: &Fixture| fixture.admission.view()[0].backends.iter().map(|b| b.facts_due).collect::<Vec<_>>();
     let first = fixture.lease("x");
     let other = if &**first.name() == "one0" { "one1" } else { "one0" };
-    first.refused_by_engine(Lack::Model(ModelKey::of("x")));
+    first.refused_by_engine(Lack::Model(ModelKey::of("x")), fixture.now);
     assert_eq!(due(&fixture).iter().filter(|due| **due).count(), 1);
     let refused = usize::from(other == "one0");
     drop(first);
@@ -128,7 +128,8 @@ fn an_engine_s_refusal_counts_until_it_is_read_again_and_asks_for_that() {
 fn a_request_spills_only_to_engines_that_serve_it() {
     let fixture = Fixture::new(&two_pools());
     let [short, long] = [0, 1].map(|pool| fixture.layout.backends[pool][0]);
-    let set = |id, names: &[&str]| fixture.admission.set_served(id, Served::list(names.iter().copied()), None);
+    let set =
+        |id, names: &[&str]| fixture.admission.set_served(id, Served::list(names.iter().copied()), None, fixture.now);
     set(short, &["y"]);
     set(long, &["x", "y"]);
     let ask = |model: &str| {
@@ -170,4 +171,161 @@ fn engines_that_serve_the_same_cost_nothing_and_differences_end_with_the_reading
     assert_eq!(wants("x"), Wants::default(), "all have it");
     fixture.serves(1, &["x", "y"]);
     assert_eq!(wants("y"), Wants::default());
+}
+
+/// What a request wants that entered now.
+fn wants_of(fixture: &Fixture, asks: Asks) -> Wants {
+    let request = AdmissionRequest { asks, ..fixture.request(0, 10) };
+    fixture.admission.shared.lock().wants_of(&request)
+}
+
+#[test]
+fn a_request_that_waits_for_an_adapter_is_not_refused_while_its_engine_loads_it() {
+    let fixture = pool_of(&[&["x"], &["x", "adapter"]]);
+    let [_, loading] = fixture.layout.backends[0][..] else { panic!("two engines") };
+    fixture.admission.set_cordon(loading, Cordon::Starting);
+    let mut waiting = fixture.waits("adapter");
+    fixture.serves(1, &["x"]);
+    assert!(poll(&mut waiting).is_none(), "its adapters are loaded after its start");
+    assert!(fixture.admission.view()[0].backends[1].facts_due);
+    // The other engine was never thought to have it.
+    fixture.serves(0, &["x", "y"]);
+    assert!(poll(&mut waiting).is_none());
+    fixture.admission.engine_replaced(loading, fixture.now);
+    fixture.admission.set_cordon(loading, Cordon::Open);
+    assert_eq!(lease_of(&mut waiting).backend(), loading);
+    fixture.serves(1, &["x", "adapter"]);
+    assert!(!fixture.admission.view()[0].backends[1].facts_due);
+}
+
+#[test]
+fn an_engine_that_is_about_to_be_read_again_may_serve_a_model_that_another_one_drops() {
+    let fixture = pool_of(&[&["x"], &["y"]]);
+    let held = [fixture.lease("x"), fixture.lease("y")];
+    let mut waiting = fixture.waits("x");
+    fixture.admission.engine_replaced(fixture.layout.backends[0][1], fixture.now);
+    fixture.serves(0, &["y"]);
+    assert!(poll(&mut waiting).is_none());
+    drop(held);
+    lease_of(&mut waiting);
+}
+
+#[test]
+fn a_route_that_was_refused_is_tried_again_after_some_seconds() {
+    let fixture = pool_of(&[&["x"], &["x"]]);
+    let asks = || Asks { route: Some(Route::Embeddings), ..fixture.for_model("x").asks };
+    let lease = fixture.lease("x");
+    let (refusing, later) = (lease.backend(), fixture.now + known_routes::DENIED_FOR);
+    lease.refused_by_engine(Lack::Route(Route::Embeddings), fixture.now);
+    drop(lease);
+    let due = || fixture.admission.view()[0].backends.iter().map(|engine| engine.routes_due).collect::<Vec<_>>();
+    assert_eq!(due(), [true, true], "the routes of the others are of interest, too");
+    assert_ne!(wants_of(&fixture, asks()), Wants::default());
+    for engine in &fixture.layout.backends[0] {
+        fixture.admission.set_routes(*engine, None, fixture.now);
+    }
+    assert_eq!(due(), [false, false]);
+    fixture.admission.record_probe(refusing, true, later - Duration::from_millis(1));
+    assert_ne!(wants_of(&fixture, asks()), Wants::default());
+    fixture.admission.record_probe(refusing, true, later);
+    assert_eq!(wants_of(&fixture, asks()), Wants::default());
+    // A page of routes that is read later than the refusal ends it at once, and one that is older does not.
+    let lease = fixture.lease("x");
+    lease.refused_by_engine(Lack::Route(Route::Embeddings), later);
+    fixture.admission.set_routes(lease.backend(), Some(RouteSet::ALL), fixture.now);
+    assert_ne!(wants_of(&fixture, asks()), Wants::default());
+    fixture.admission.set_routes(lease.backend(), Some(RouteSet::ALL), later);
+    assert_eq!(wants_of(&fixture, asks()), Wants::default());
+}
+
+#[test]
+fn a_reading_that_began_before_a_refusal_does_not_undo_it() {
+    let fixture = pool_of(&[&["x"], &["x"]]);
+    let at = |seconds| fixture.now + Duration::from_secs(seconds);
+    let lease = fixture.lease("x");
+    let refusing = lease.backend();
+    lease.refused_by_engine(Lack::Model(ModelKey::of("x")), at(2));
+    drop(lease);
+    let due = || fixture.admission.view()[0].backends.iter().any(|engine| engine.facts_due);
+    let reads = |begun| fixture.admission.set_served(refusing, Served::list(["x", "y"]), None, begun);
+    reads(at(1));
+    assert!(due(), "it is to be read again");
+    let held = fixture.lease("x");
+    assert_ne!(held.backend(), refusing);
+    assert_eq!(fixture.lease("y").backend(), refusing, "the rest of the reading counts");
+    reads(at(3));
+    assert!(!due());
+    assert_eq!(fixture.lease("x").backend(), refusing);
+}
+
+#[test]
+fn engines_differ_from_the_moment_at_which_one_has_started_again() {
+    let fixture = pool_of(&[&["x"], &["x"]]);
+    let [first, second] = fixture.layout.backends[0][..] else { panic!("two engines") };
+    let limit = |engine| fixture.admission.set_served(engine, Served::list(["x"]), Some(4_096), fixture.now);
+    [first, second].into_iter().for_each(limit);
+    let long = || Asks { prompt_tokens: 9_000, ..fixture.for_model("x").asks };
+    assert_eq!(wants_of(&fixture, long()), Wants::default(), "both have the same limit");
+    fixture.admission.engine_replaced(first, fixture.now);
+    assert_ne!(wants_of(&fixture, long()), Wants::default(), "the limit of the new engine is not known");
+    limit(first);
+    // An engine that was away has all routes again until it refuses one.
+    let lease = fixture.lease("x");
+    lease.refused_by_engine(Lack::Route(Route::Embeddings), fixture.now);
+    let embeds = || Asks { route: Some(Route::Embeddings), ..fixture.for_model("x").asks };
+    assert_ne!(wants_of(&fixture, embeds()), Wants::default());
+    for up in [false, false, true] {
+        fixture.admission.record_probe(lease.backend(), up, fixture.now);
+    }
+    assert!(!fixture.admission.shared.lock().pools[0].differ);
+    fixture.admission.check_invariants().unwrap();
+}
+
+#[test]
+fn a_refusal_of_a_model_is_no_matter_of_requests_that_wait_for_another() {
+    let fixture = pool_of(&[&["x"], &["x"]]);
+    let engine = fixture.layout.backends[0][0];
+    fixture.admission.set_served(engine, Served::unreadable(), None, fixture.now);
+    let held: Vec<Lease> = (0..2).map(|_| fixture.lease("x")).collect();
+    let mut waiting = fixture.waits("x");
+    // A mark that a second look would remove.
+    let mark = wants_of(&fixture, Asks { longer_than: Some(1), ..Asks::default() });
+    let wants = |set: Option<Wants>| {
+        let mut state = fixture.admission.shared.lock();
+        let request = &mut state.waiters.iter_mut().flatten().next().expect("one waits").request;
+        request.wants = set.unwrap_or(request.wants);
+        request.wants
+    };
+    wants(Some(mark));
+    let refuse =
+        |lack| held.iter().find(|lease| lease.backend() == engine).unwrap().refused_by_engine(lack, fixture.now);
+    refuse(Lack::Model(ModelKey::of("made up")));
+    refuse(Lack::Route(Route::Embeddings));
+    assert_eq!(wants(None), mark);
+    refuse(Lack::Model(ModelKey::of("x")));
+    assert_ne!(wants(None), mark);
+    drop(held);
+    assert_ne!(lease_of(&mut waiting).backend(), engine);
+    fixture.admission.check_invariants().unwrap();
+}
+
+#[test]
+fn an_engine_that_is_away_would_serve_what_it_has_said_and_nothing_that_it_has_not() {
+    let fixture = pool_of(&[&["x"], &["x", "y"]]);
+    let [first, second] = fixture.layout.backends[0][..] else { panic!("two engines") };
+    fixture.admission.set_served(second, Served::list(["x", "y"]), Some(8_192), fixture.now);
+    fixture.admission.mark_hung(second, fixture.now);
+    let need = fixture.request(0, 10).need;
+    let later = |asks: Asks| fixture.admission.may_serve_later([fixture.layout.pools[0]], &need, &asks, &[first]);
+    let of = |model: &str| Asks { longer_than: Some(4_096), ..fixture.for_model(model).asks };
+    assert!(later(of("x")) && later(of("y")) && !later(of("made up")));
+    assert!(!later(Asks { longer_than: Some(8_192), ..of("x") }) && !later(Asks { prompt_tokens: 9_000, ..of("x") }));
+    let route = |route| Asks { needs_route: true, route, ..fixture.for_model("x").asks };
+    assert!(later(route(Some(Route::Embeddings))) && !later(route(None)), "of another spelling nothing is known");
+    fixture.admission.set_cordon(second, Cordon::Down);
+    assert!(!later(of("x")), "it is not about to start");
+    let nowhere = |model| fixture.admission.is_listed_nowhere([fixture.layout.pools[0]], ModelKey::of(model));
+    assert!(nowhere("made up") && !nowhere("y"));
+    fixture.admission.set_served(first, Served::unreadable(), None, fixture.now);
+    assert!(!nowhere("made up"));
 }

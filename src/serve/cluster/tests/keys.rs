@@ -3,8 +3,10 @@
 use sha2::{Digest, Sha256};
 
 use super::{Gateway, LEASE, Memory, pass};
+use crate::base::Tokens;
 use crate::config::{Auth, ClusterMode, Key, KeyDigest, KeyLimit, ModelScope};
-use crate::flow::keys::{ApiKey, InFlight, Keyring};
+use crate::flow::keys::{ApiKey, InFlight, Keyring, UsedTokens};
+use crate::pool::Need;
 use tokio::time::Instant;
 
 const IN_FLIGHT: u32 = 10;
@@ -20,7 +22,15 @@ struct Client {
 impl Client {
     fn of(gateway: &Gateway, limit: KeyLimit) -> Self {
         let sha256 = KeyDigest::new(Sha256::digest(b"secret").into(), None);
-        let key = Key { name: "team-a".to_owned(), sha256, models: ModelScope::All, priority: 0, limit };
+        let key = Key {
+            name: "team-a".to_owned(),
+            sha256,
+            models: ModelScope::All,
+            priority: 0,
+            priority_min: None,
+            priority_max: i32::MAX,
+            limit,
+        };
         let ring = Keyring::new(&Auth { keys: vec![key], admin_token: None }, &gateway.keys);
         let key = ring.authenticate(Some("secret")).unwrap().unwrap();
         Self { key, running: Vec::new(), served: 0 }
@@ -114,4 +124,31 @@ async fn a_key_that_is_added_begins_with_an_even_part_and_one_that_is_replaced_c
     assert_eq!(gateways[0].keys.uses(LEASE, Instant::now()).len(), 1);
     Keyring::new(&Auth { keys: vec![], admin_token: None }, &gateways[0].keys);
     assert_eq!(gateways[0].keys.uses(LEASE, Instant::now()), [], "its requests still run");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
+    const A_DAY: u64 = 10_000;
+    let store = Memory::default();
+    let mut gateways: Vec<Gateway> = (1..=2).map(|number| Gateway::join(&store, number, ClusterMode::Strict)).collect();
+    let limit = KeyLimit { tokens_per_day: Some(Tokens(A_DAY)), ..KeyLimit::default() };
+    let clients = all(&gateways, &limit);
+    pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
+    let mut used = [0, 0];
+    // One gateway after the other has all the requests.
+    for busy in [0, 1] {
+        pass(&mut gateways, 300, |_| {
+            let now = Instant::now();
+            let mut request = clients[busy].key.start_request(now).unwrap();
+            let need = Need { slots: 1, prompt_tokens: 100, output_tokens: 0 };
+            if request.take(&need, Some(0), now).is_ok() {
+                request.settle(UsedTokens::Counted { prompt: 100, output: 0, whole: true }, now);
+                used[busy] += 100;
+            }
+        })
+        .await;
+    }
+    let sum = used[0] + used[1];
+    // While demand moves, each may have a little more.
+    assert!(sum <= A_DAY * 102 / 100 && sum >= A_DAY * 9 / 10 && used[0] > A_DAY / 2, "{used:?}");
 }

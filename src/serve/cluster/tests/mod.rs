@@ -119,6 +119,7 @@ impl Gateway {
             request_failures: 3,
             eject_base: Duration::from_secs(1),
             eject_max: Duration::from_secs(9),
+            max_ejected: 0.5,
         };
         let admission = Admission::new(Instant::now(), rules, number);
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: 9, prefix: String::new() };
@@ -138,6 +139,7 @@ impl Gateway {
                 queue_timeout: Duration::from_secs(60),
                 hold: None,
                 order: QueueOrder::FIFO,
+                by_priority: None,
             },
             backends: vec![BackendSpec { name: "b".into(), address, weight: 1.0 }],
             spill: vec![],

@@ -43,3 +43,37 @@ fn a_failure_that_is_over_is_not_the_reason_of_a_planned_restart() {
     life.change(request(1, 0, false)).unwrap();
     assert_eq!((life.step, life.why), (Step::Drain, None));
 }
+
+#[test]
+fn a_configuration_that_fails_after_a_restart_is_no_rollback_of_the_change_before_it() {
+    let mut life = serving();
+    life.change(request(4, 5, false)).unwrap();
+    up(&mut life);
+    life.on(Event::Done, &RULES, 0);
+    assert_eq!((life.good, outcome(&life)), (5, Outcome::Done));
+    // The next gateway starts with other flags.
+    let mut next = Lifecycle::new(6);
+    assert_eq!(next.recover(Some((life, Difference::Flags)), Survivor::None), Recovery::Reconfigured);
+    up(&mut next);
+    next.on(lost(), &RULES, 0);
+    assert_eq!(next.wanted, 5, "the flags that were good serve again");
+    assert_eq!(next.ended, Some(EndedChange { id: 4, outcome: Outcome::Done }));
+    let taken_back = next.taken_back.clone().unwrap();
+    assert_eq!((taken_back.id, taken_back.asked), (0, 6), "the new flags are named, and no change");
+    // A change after that is rolled back as ever.
+    up(&mut next);
+    next.on(Event::Done, &RULES, 0);
+    next.change(request(7, 8, false)).unwrap();
+    up(&mut next);
+    next.on(lost(), &RULES, 0);
+    assert!(matches!(next.ended, Some(EndedChange { id: 7, outcome: Outcome::RolledBack(_) })), "{:?}", next.ended);
+}
+
+#[test]
+fn settings_that_an_earlier_configuration_asked_for_are_forgotten_with_it() {
+    let mut life = serving();
+    life.refuse(9, "a flag that is not known".to_owned());
+    let mut next = Lifecycle::new(6);
+    next.recover(Some((life, Difference::Flags)), Survivor::None);
+    assert_eq!(next.taken_back, None);
+}

@@ -1,0 +1,114 @@
+//! Within which bounds the usage that an engine reports is believed.
+//!
+//! Limits, metrics and estimates are charged with reported tokens, so a broken or hostile engine must not be able to report
+//! any number. A number within the bounds is taken unchanged. A number outside them is dropped as if it had not been
+//! reported, and the gateway's own count takes its place: one token for each event that carried some, or one for each
+//! [`BYTES_PER_TOKEN`] bytes of a body's output.
+//!
+//! The bounds are wide, because no engine that counts its tokens may fall outside them:
+//! - Completion tokens, at least: one for each [`LONGEST_TOKEN`] bytes of output (vocabularies have tokens of 128 blanks) and
+//!   one for each [`EVENTS_PER_TOKEN`] events with output (a parser may cut one token into several events).
+//! - Completion tokens, at most: the output that the request permits, or one for each byte of output if that is more. Output
+//!   may have no bytes at all (special tokens, hidden reasoning), so bytes alone are no upper bound.
+//! - Prompt tokens: bounds that the caller derives from the bytes of the request.
+
+use crate::openai::TokenUsage;
+
+/// Bytes of the longest token, as JSON writes them: 128 characters with an escape each.
+pub const LONGEST_TOKEN: u64 = 256;
+/// Events with output into which one token may be cut.
+pub const EVENTS_PER_TOKEN: u64 = 8;
+/// Bytes of output for each token, where nothing better is known: English in the vocabularies of today.
+pub const BYTES_PER_TOKEN: u64 = 4;
+
+/// The bounds for one response. By default every number is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageBounds {
+    /// The fewest prompt tokens.
+    pub prompt_min: u64,
+    /// The most prompt tokens.
+    pub prompt_max: u64,
+    /// The most completion tokens of all sequences, unless the output has more bytes.
+    pub completion_max: u64,
+    /// Whether the output is all generated. Not so with `echo`, which repeats the prompt.
+    pub output_is_generated: bool,
+}
+
+/// Output that was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeenOutput {
+    /// Its bytes as they were written.
+    pub bytes: u64,
+    /// Events that carried some.
+    pub events: u64,
+}
+
+impl Default for UsageBounds {
+    fn default() -> Self {
+        Self { prompt_min: 0, prompt_max: u64::MAX, completion_max: u64::MAX, output_is_generated: false }
+    }
+}
+
+impl UsageBounds {
+    /// What is believed of a report while the response goes on: no number is too low yet.
+    pub fn so_far(&self, reported: TokenUsage, seen: SeenOutput) -> TokenUsage {
+        let prompt = reported.prompt.filter(|tokens| (self.prompt_min..=self.prompt_max).contains(tokens));
+        let most = self.completion_max.max(seen.bytes).max(seen.events);
+        // A part of a count that is not believed is not believed either.
+        let cached = reported.cached.filter(|_| prompt.is_some() || reported.prompt.is_none());
+        TokenUsage {
+            prompt,
+            completion: reported.completion.filter(|tokens| *tokens <= most),
+            cached: cached.map(|tokens| tokens.min(prompt.unwrap_or(self.prompt_max))),
+        }
+    }
+
+    /// What is believed of the last report, when all output was seen.
+    pub fn at_end(&self, reported: TokenUsage, seen: SeenOutput) -> TokenUsage {
+        let usage = self.so_far(reported, seen);
+        let least = match self.output_is_generated {
+            true => (seen.bytes / LONGEST_TOKEN).max(seen.events / EVENTS_PER_TOKEN),
+            false => 0,
+        };
+        TokenUsage { completion: usage.completion.filter(|tokens| *tokens >= least), ..usage }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: UsageBounds =
+        UsageBounds { prompt_min: 2, prompt_max: 1_000, completion_max: 100, output_is_generated: true };
+
+    fn usage(prompt: u64, completion: u64, cached: u64) -> TokenUsage {
+        TokenUsage { prompt: Some(prompt), completion: Some(completion), cached: Some(cached) }
+    }
+
+    #[test]
+    fn numbers_within_the_bounds_are_unchanged_and_others_are_dropped() {
+        let seen = SeenOutput { bytes: 40, events: 9 };
+        for honest in [usage(5, 9, 0), usage(1_000, 100, 1_000), usage(2, 1, 1)] {
+            assert_eq!(BOUNDS.at_end(honest, seen), honest);
+        }
+        assert_eq!(
+            BOUNDS.at_end(usage(1 << 40, 9, 8), seen),
+            TokenUsage { completion: Some(9), ..TokenUsage::default() }
+        );
+        assert_eq!(BOUNDS.at_end(usage(5, 1 << 40, 0), seen).completion, None);
+        assert_eq!(BOUNDS.at_end(usage(1, 9, 0), seen).prompt, None);
+        assert_eq!(BOUNDS.at_end(usage(5, 0, 0), seen).completion, None, "nine events are more than no token");
+        assert_eq!(BOUNDS.so_far(usage(5, 0, 0), seen).completion, Some(0), "it may still come");
+        assert_eq!(BOUNDS.at_end(usage(5, 9, 800), seen).cached, Some(5));
+    }
+
+    #[test]
+    fn more_output_than_permitted_was_generated_all_the_same() {
+        let seen = SeenOutput { bytes: 4_000, events: 900 };
+        assert_eq!(BOUNDS.at_end(usage(5, 950, 0), seen).completion, Some(950));
+        assert_eq!(BOUNDS.at_end(usage(5, 15, 0), seen).completion, None);
+        let echo = UsageBounds { output_is_generated: false, ..BOUNDS };
+        assert_eq!(echo.at_end(usage(5, 1, 0), seen).completion, Some(1), "the rest is the prompt");
+        assert_eq!(UsageBounds::default().at_end(usage(1 << 60, 0, 1), seen), usage(1 << 60, 0, 1));
+    }
+}

@@ -1,0 +1,85 @@
+//! Requests whose engine dies: `suspects.rs` has the rules, this file asks it at the right moments.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Attempts;
+use crate::flow::attempt::AttemptResult;
+use crate::flow::exchange::{ClientGone, Downstream, Upstream};
+use crate::flow::record::{Outcome, RecordGuard, Recorder, UpstreamFault};
+use crate::flow::respond;
+use crate::pool::Lease;
+use sluice_core::openai::Refusal;
+
+/// Deaths after which a request is not delivered again.
+const DEATHS_MAX: u32 = 2;
+
+impl<U: Upstream> Attempts<'_, U> {
+    /// Refuses a body that engines died of. A suspect is delivered only in its turn, and never copied.
+    pub(super) fn check_body<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> Result<(), Refusal> {
+        let checked = self.backends.suspects.check(self.body, Instant::now());
+        let refused = |left: Duration| Refusal::SuspectedCrash { seconds: respond::whole_seconds(left) };
+        record.trial = checked.map_err(refused)?;
+        if record.trial.is_some() {
+            self.copies.clear();
+        }
+        Ok(())
+    }
+
+    /// Waits for the turn of a suspect; any other request has none to wait for.
+    pub(super) async fn wait_for_turn<D: Downstream, R: Recorder>(
+        &self,
+        down: &mut D,
+        record: &RecordGuard<'_, R>,
+    ) -> Result<(), ClientGone> {
+        let Some(trial) = &record.trial else { return Ok(()) };
+        tokio::select! {
+            biased;
+            () = trial.turn() => Ok(()),
+            () = down.gone() => Err(ClientGone),
+            // The wait for a lease that follows ends at once.
+            () = self.backends.abort.cancelled() => Ok(()),
+        }
+    }
+
+    /// Notes what the end of an attempt says about the body: the engine died, or the body was served whole.
+    pub(super) async fn note_end<X, R: Recorder>(
+        &mut self,
+        result: &AttemptResult<X>,
+        lease: &Lease,
+        record: &mut RecordGuard<'_, R>,
+    ) {
+        let outcome = match result {
+            AttemptResult::Finished => record.outcome,
+            AttemptResult::Failed(failed) => failed.outcome,
+        };
+        let suspects = self.backends.suspects;
+        let is_death = match outcome {
+            Outcome::Completed => {
+                if let Some(trial) = &record.trial {
+                    trial.acquitted();
+                }
+                false
+            }
+            Outcome::UpstreamError(UpstreamFault::Hung) => !self.backends.abort.is_cancelled(),
+            // A connection that closed without a byte, and then none could be established.
+            Outcome::UpstreamError(UpstreamFault::Broken | UpstreamFault::Connect) if record.is_lost => {
+                suspects.is_death(lease.backend(), lease.others_in_flight()).await
+            }
+            _ => false,
+        };
+        if is_death {
+            self.deaths += 1;
+            suspects.died(self.body, record.trial.as_ref(), lease.backend(), Instant::now());
+            if record.trial.is_none() && !self.is_suspended() {
+                record.trial = Some(suspects.trial(self.body));
+            }
+        }
+    }
+
+    /// Whether the request must not be delivered again, because two engines died with it.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.deaths >= DEATHS_MAX
+    }
+}

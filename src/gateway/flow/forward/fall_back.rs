@@ -1,0 +1,59 @@
+//! A request in the arm of an experiment that the arm cannot serve: it is served as if there were no experiment.
+
+use super::Attempts;
+use crate::flow::admit::{AdmitError, PlacedRequest};
+use crate::flow::classify;
+use crate::flow::exchange::{Downstream, Upstream};
+use crate::flow::record::{RecordGuard, Recorder};
+use crate::pool::Lease;
+use sluice_core::openai::ShedReason;
+
+impl<U: Upstream> Attempts<'_, U> {
+    /// Waits for a lease; where the arm of the request cannot serve it, on any backend.
+    pub(super) async fn admit_to_any<D: Downstream, R: Recorder>(
+        &mut self,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<Lease, AdmitError> {
+        match self.admit(down, record).await {
+            Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home }) => {
+                Err(AdmitError::Shed { reason: ShedReason::ShuttingDown, home })
+            }
+            Err(error @ (AdmitError::Shed { .. } | AdmitError::Refused(_) | AdmitError::Unserved))
+                if self.fall_back(record) =>
+            {
+                if let (AdmitError::Shed { reason, .. }, Some(assigned)) = (error, &mut record.assigned) {
+                    assigned.lacked_room = reason.is_for_room();
+                }
+                self.admit(down, record).await
+            }
+            other => other,
+        }
+    }
+
+    /// From now on the request is served as if there were no experiment. False if it is already.
+    pub(super) fn fall_back<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> bool {
+        let table = self.backends.router.current();
+        let tokens = self.prepared.need.prompt_tokens;
+        let model = record.model.as_deref().and_then(|name| table.model(name));
+        let Some(placement) = model.and_then(|model| classify::place(&table, model.route, tokens)) else {
+            return false;
+        };
+        let adapter = model.and_then(|model| model.route.adapter);
+        if self.prepared.arm.take().is_none() {
+            return false;
+        }
+        self.prepared.adapter = adapter;
+        self.prepared.asks.model = Some(self.prepared.own_model);
+        self.placed = PlacedRequest { table, placement };
+        if let Some(body) = self.request.body_without_arm.take() {
+            self.request.body = body;
+        }
+        record.set_home(self.placed.home());
+        record.arm = None;
+        if let Some(assigned) = &mut record.assigned {
+            assigned.fell_back = true;
+        }
+        true
+    }
+}

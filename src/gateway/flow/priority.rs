@@ -1,0 +1,58 @@
+//! The priority of a request: what its client asks for within what it may have, and which engines
+//! get it.
+//!
+//! Lower is earlier, as in vLLM. The header `X-Vllm-Priority` wins over `priority` in the body, as
+//! in vLLM, and what both ask for is clamped to the range of the key. The number orders the
+//! gateway's queue, and engines that schedule by priority get it: in the body, or in the header on
+//! the one route where vLLM reads only that. Other engines get neither: vLLM with
+//! `--scheduling-policy fcfs` ignores a priority, or refuses one that is not 0 (before version 1 of
+//! its engine).
+
+use http::HeaderName;
+use http::header::HeaderValue;
+
+use super::exchange::UpstreamRequest;
+use super::incoming::IncomingRequest;
+use super::keys::ApiKey;
+use sluice_core::openai::{RequestView, Route};
+
+/// The header that asks for a priority.
+pub const PRIORITY: &str = "x-vllm-priority";
+
+/// The priority of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestPriority {
+    /// Lower is earlier.
+    pub(super) number: i32,
+    /// The client asks for one.
+    is_asked: bool,
+}
+
+impl RequestPriority {
+    /// That of a request that was read.
+    pub(super) fn of(incoming: &IncomingRequest, view: &RequestView<'_>) -> Self {
+        let asked = incoming.priority.or(view.priority);
+        let range =
+            incoming.key.as_ref().map_or_else(|| incoming.routing.config.server.priorities(), ApiKey::priorities);
+        Self { number: range.of(asked), is_asked: asked.is_some() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn for_test(number: i32) -> Self {
+        Self { number, is_asked: true }
+    }
+
+    /// Gives it to an engine that schedules by priority, and takes it from a request that was sent
+    /// to such an engine before. 0 is what engines assume.
+    pub(super) fn give(self, request: &mut UpstreamRequest, route: Route, by_priority: bool) {
+        if self.number == 0 && !self.is_asked {
+            return;
+        }
+        let number = by_priority.then_some(self.number);
+        request.body.set_priority(number.filter(|_| route.has_priority()).map(i64::from));
+        match number.filter(|_| route == Route::Messages) {
+            Some(number) => drop(request.headers.insert(HeaderName::from_static(PRIORITY), HeaderValue::from(number))),
+            None => drop(request.headers.remove(PRIORITY)),
+        }
+    }
+}

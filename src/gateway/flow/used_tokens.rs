@@ -1,0 +1,52 @@
+//! What a request has used of its key's limits on tokens, from its record.
+//!
+//! | the request | is charged with |
+//! |---|---|
+//! | was refused, shed, or left before an engine had it | nothing |
+//! | was refused by its engine, or failed there before any output | nothing |
+//! | has output, whole or cut | prompt and output, as counted |
+//! | its client left before the first token of a stream | its prompt |
+//! | its client left before a response that is not streamed | as it was expected |
+//! | is complete, and nobody has counted | as it was expected |
+//!
+//! Counted is what the engine reports, within bounds (`request_bounds.rs`), or else one token for each event that carried some.
+//! Cached prompt tokens count in full. Of several attempts the last one counts: those before it have shown no output.
+
+use super::keys::UsedTokens;
+use super::record::{Outcome, Record};
+use sluice_core::meter::StreamStats;
+
+/// See the header of this file.
+pub(super) fn used(record: &Record) -> UsedTokens {
+    if record.backend.is_none() {
+        return UsedTokens::NOTHING;
+    }
+    let prompt = || record.estimate.map_or(0, |estimate| estimate.tokens);
+    let whole = record.outcome == Outcome::Completed;
+    let left_body = record.outcome == Outcome::ClientGone && !record.stream;
+    match record.stats.as_ref().filter(|stats| has_counts(stats)) {
+        _ if matches!(record.outcome, Outcome::Refused | Outcome::Shed(_)) => UsedTokens::NOTHING,
+        Some(stats) if !left_body || stats.usage.completion.is_some() => {
+            let prompt = stats.usage.prompt.unwrap_or_else(prompt);
+            UsedTokens::Counted { prompt, output: stats.generated(), whole }
+        }
+        _ if whole || left_body => UsedTokens::AsCharged,
+        _ if record.outcome == Outcome::ClientGone => UsedTokens::Counted { prompt: prompt(), output: 0, whole: false },
+        _ => UsedTokens::NOTHING,
+    }
+}
+
+/// Tokens of the conversation that the response ends: its prompt and its output.
+pub(super) fn of_conversation(record: &Record) -> u64 {
+    let estimate = record.estimate.map_or(0, |estimate| estimate.tokens);
+    let (prompt, output) = match &record.stats {
+        Some(stats) => (stats.usage.prompt.unwrap_or(estimate), stats.generated()),
+        None => (estimate, 0),
+    };
+    prompt.saturating_add(output)
+}
+
+/// Whether tokens were counted, by the engine or by the gateway.
+fn has_counts(stats: &StreamStats) -> bool {
+    stats.usage.prompt.is_some() || stats.usage.completion.is_some() || stats.token_events > 0
+}

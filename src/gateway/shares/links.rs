@@ -1,0 +1,77 @@
+//! Lists whose links stand in the entries themselves, so that an entry can be removed from the
+//! middle at once.
+
+const NONE: u32 = u32::MAX;
+
+/// The list of the entries of one owner.
+pub(super) const OWN: usize = 0;
+/// The list of all entries.
+pub(super) const ALL: usize = 1;
+
+/// The neighbours of an entry in one list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Links {
+    before: u32,
+    after: u32,
+}
+
+impl Links {
+    pub(super) const NONE: Self = Self { before: NONE, after: NONE };
+}
+
+/// An entry of two lists.
+pub(super) trait Linked {
+    /// Its neighbours in each list.
+    fn links(&self) -> &[Links; 2];
+    /// The same, to change them.
+    fn links_mut(&mut self) -> &mut [Links; 2];
+}
+
+/// The ends of a list, oldest entry first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    first: u32,
+    last: u32,
+}
+
+impl Ends {
+    pub(super) const NONE: Self = Self { first: NONE, last: NONE };
+
+    pub(super) fn first(&self) -> Option<u32> {
+        (self.first != NONE).then_some(self.first)
+    }
+
+    pub(super) fn last(&self) -> Option<u32> {
+        (self.last != NONE).then_some(self.last)
+    }
+
+    /// Adds an entry as the newest.
+    pub(super) fn push<const LIST: usize, E: Linked>(&mut self, entries: &mut [E], id: u32) {
+        entries[id as usize].links_mut()[LIST] = Links { before: self.last, after: NONE };
+        match self.last {
+            NONE => self.first = id,
+            last => entries[last as usize].links_mut()[LIST].after = id,
+        }
+        self.last = id;
+    }
+
+    /// Removes an entry.
+    pub(super) fn remove<const LIST: usize, E: Linked>(&mut self, entries: &mut [E], id: u32) {
+        let own = &mut entries[id as usize].links_mut()[LIST];
+        let Links { before, after } = std::mem::replace(own, Links::NONE);
+        match before {
+            NONE => self.first = after,
+            before => entries[before as usize].links_mut()[LIST].after = after,
+        }
+        match after {
+            NONE => self.last = before,
+            after => entries[after as usize].links_mut()[LIST].before = before,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn count<const LIST: usize, E: Linked>(&self, entries: &[E]) -> usize {
+        let after = |id: &u32| Some(entries[*id as usize].links()[LIST].after).filter(|id| *id != NONE);
+        std::iter::successors(self.first(), after).count()
+    }
+}

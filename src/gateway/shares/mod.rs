@@ -1,0 +1,214 @@
+//! Bounded resources that several clients share: body memory, connections, handshakes, stored
+//! responses.
+//!
+//! One owner may have all of a resource while it is alone, and a fair share when others want
+//! theirs. The rule stands in [`ledger`]. This file adds the lock, and wakes the task whose holding
+//! gave way.
+//!
+//! ```text
+//!   enter -> (may give way) -- keep -->  (kept) -- drop --> returned
+//!                 ^  |                     |
+//!                 |  +-- gives way: the task is woken, and drops the holding
+//!                 +--------- offer --------+
+//! ```
+//!
+//! A holding is returned by drop. Table sizes follow the number of holdings.
+
+mod demand;
+mod heap;
+mod links;
+pub mod ledger;
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+pub use demand::Demand;
+pub use ledger::GivesWay;
+use ledger::{HoldingId, Ledger};
+
+/// To whom a holding is charged.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The API key with this name.
+    Key(Arc<str>),
+    /// The client's address; with IPv6 its /64 network, because one host can use all addresses of
+    /// it.
+    Network(IpAddr),
+    /// A trusted proxy, for connections on which no client is named yet.
+    Proxy(IpAddr),
+}
+
+impl Owner {
+    /// The owner of what a client without a key holds.
+    pub fn network(address: IpAddr) -> Self {
+        Self::Network(network(address))
+    }
+}
+
+/// The address for counting: an IPv4 address, or the /64 network of an IPv6 address.
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
+}
+
+/// The counts of a resource, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharesView {
+    /// Units that are held.
+    pub used: u64,
+    /// Units in all.
+    pub total: u64,
+    /// Owners that hold units.
+    pub owners: usize,
+    /// Holdings that gave way since the start.
+    pub gave_way: u64,
+}
+
+/// One shared resource.
+#[derive(Debug)]
+pub struct Shares {
+    ledger: Mutex<Ledger<Owner, Option<Waker>>>,
+}
+
+impl Shares {
+    /// A resource of `total` units, the last `reserve` of which only owners within their share may
+    /// keep.
+    pub fn new(gives_way: GivesWay, total: u64, reserve: u64) -> Arc<Self> {
+        Arc::new(Self { ledger: Mutex::new(Ledger::new(gives_way, total, reserve)) })
+    }
+
+    /// Changes the size. Holdings stay, also when they are more than the new total.
+    pub fn resize(&self, total: u64, reserve: u64) {
+        self.ledger.lock().resize(total, reserve);
+    }
+
+    /// The current counts.
+    pub fn view(&self) -> SharesView {
+        let ledger = self.ledger.lock();
+        SharesView { used: ledger.used(), total: ledger.total(), owners: ledger.owners(), gave_way: ledger.gave_way() }
+    }
+
+    /// Takes units for `owner`, which may have to give way. `None`: there is no room for them.
+    pub fn enter(self: &Arc<Self>, owner: Owner, demand: Demand) -> Option<Holding> {
+        self.take(owner, demand, false)
+    }
+
+    /// Takes units that do not give way.
+    pub fn enter_kept(self: &Arc<Self>, owner: Owner, demand: Demand) -> Option<Holding> {
+        self.take(owner, demand, true)
+    }
+
+    fn take(self: &Arc<Self>, owner: Owner, demand: Demand, kept: bool) -> Option<Holding> {
+        let mut gave_way = Vec::new();
+        let id = {
+            let mut ledger = self.ledger.lock();
+            let id = ledger.enter(owner, demand, None, &mut gave_way);
+            id.filter(|id| {
+                let fine = !kept || ledger.keep(*id);
+                if !fine {
+                    ledger.leave(*id);
+                }
+                fine
+            })
+        };
+        wake(gave_way);
+        Some(Holding { shares: Arc::clone(self), id: id? })
+    }
+
+    /// Whether a demand would be met now. Takes nothing.
+    pub fn could(&self, owner: &Owner, demand: Demand) -> bool {
+        self.ledger.lock().could(owner, demand)
+    }
+
+    /// Lets a holding of the largest owner give way, because a resource behind this one is
+    /// exhausted. False: none may.
+    pub fn yield_one(&self) -> bool {
+        let woken = self.ledger.lock().yield_one();
+        let any = woken.is_some();
+        wake(woken);
+        any
+    }
+}
+
+/// Wakes tasks whose holdings gave way; without the lock, because a task that ends returns what it
+/// holds.
+fn wake(gave_way: impl IntoIterator<Item = Option<Waker>>) {
+    gave_way.into_iter().flatten().for_each(Waker::wake);
+}
+
+/// Units of a resource; dropping it returns them.
+#[derive(Debug)]
+pub struct Holding {
+    shares: Arc<Shares>,
+    id: HoldingId,
+}
+
+impl Holding {
+    /// Takes more units. False: there is no room for them, or the holding gave way.
+    pub fn grow(&self, demand: Demand) -> bool {
+        let mut gave_way = Vec::new();
+        let grown = self.shares.ledger.lock().grow(self.id, demand, &mut gave_way);
+        wake(gave_way);
+        grown
+    }
+
+    /// From now on the holding does not give way. False: it may not be kept, or it gave way.
+    pub fn keep(&self) -> bool {
+        self.shares.ledger.lock().keep(self.id)
+    }
+
+    /// The same, and `owner` holds it from now on, at most `most` units in all.
+    pub fn keep_as(&self, owner: Owner, most: u64) -> bool {
+        self.shares.ledger.lock().keep_as(self.id, owner, most)
+    }
+
+    /// Lets the holding give way again, as one of `owner`.
+    pub fn offer(&self, owner: &Owner) {
+        self.shares.ledger.lock().offer(self.id, owner);
+    }
+
+    /// Ready when the holding gave way.
+    pub fn poll_gave_way(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll(cx, None)
+    }
+
+    /// Lets the holding give way, as one of `owner`. Ready when it did.
+    pub fn poll_offered(&self, owner: &Owner, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll(cx, Some(owner))
+    }
+
+    fn poll(&self, cx: &Context<'_>, offer: Option<&Owner>) -> Poll<()> {
+        // Dropped without the lock, as a task could be with it.
+        let _replaced = {
+            let mut ledger = self.shares.ledger.lock();
+            if let Some(owner) = offer {
+                ledger.offer(self.id, owner);
+            }
+            if ledger.has_given_way(self.id) {
+                return Poll::Ready(());
+            }
+            match ledger.tag(self.id) {
+                Some(waker) if waker.will_wake(cx.waker()) => None,
+                tag => tag.replace(cx.waker().clone()),
+            }
+        };
+        Poll::Pending
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let _waker = {
+            let mut ledger = self.shares.ledger.lock();
+            ledger.leave(self.id)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;
