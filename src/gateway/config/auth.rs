@@ -33,6 +33,8 @@ table! {
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
         /// Lower is served earlier when requests wait, as in vLLM.
         pub priority: i32 = default("0");
+        /// Its share of pools with fair queues (queue.fair), relative to the keys that want something at the same time.
+        pub weight: f64 = default("1.0").within("0.001", "1000");
         /// What the key may use; 429 above it.
         pub limit: KeyLimit = table();
     }

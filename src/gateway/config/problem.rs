@@ -274,6 +274,10 @@ pub enum Situation {
     PlainSecretInCommand,
     #[error("prefix_affinity is part of least_work, by which this pool picks; write least_work")]
     AffinityIsLeastWork,
+    #[error(
+        "fair = \"key\" does nothing without auth.keys: all requests have one owner; configure keys, or write \"off\""
+    )]
+    FairWithoutKeys,
 }
 
 impl Situation {
@@ -285,6 +289,7 @@ impl Situation {
                 | Self::PlainSecret
                 | Self::PlainSecretInCommand
                 | Self::AffinityIsLeastWork
+                | Self::FairWithoutKeys
                 | Self::GrpcPort
                 | Self::NotVerified
                 | Self::KeyForAllUsers { .. }
@@ -324,7 +329,9 @@ impl Situation {
             Self::AutoscaleWithoutEngines | Self::NoEngineForOthers => Topic::Pools,
             Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
             Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
-            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork => Topic::Pools,
+            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork | Self::FairWithoutKeys => {
+                Topic::Pools
+            }
             Self::UrlAndLaunch | Self::NeitherUrlNorLaunch | Self::ControlWithoutUrl | Self::Url { .. } => {
                 Topic::Backends
             }

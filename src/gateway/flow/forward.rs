@@ -153,7 +153,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             // The failed backend does no more work for this request. Two requests that each kept a slot while waiting
             // for the other's backend would deadlock.
             let moves_on = self.refused.take().is_some_and(|refused| self.moves_on(refused, &lease));
-            lease.release();
+            lease.release_failed();
             let released = failed.response.is_some().then_some(lease);
             // Falling back is one more attempt: a request fails for its arm only if it fails without it.
             let in_arm = self.prepared.arm.is_some();
@@ -232,6 +232,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let request = LeaseRequest {
             need: self.prepared.need,
             priority: self.prepared.priority,
+            fair: self.prepared.fair,
             arrived: self.incoming.arrived,
             since: if self.made == 0 { self.incoming.arrived } else { begun },
             model: record.model.as_deref().unwrap_or_default(),
@@ -246,8 +247,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let Backends { admission, router, abort, .. } = self.backends;
         let admitted = admit::admit(admission, router, abort, &mut self.placed, request, down).await;
         record.queue_wait += begun.elapsed();
-        // A reload may have moved it.
-        record.set_home(self.placed.home());
+        record.set_home(self.placed.home()); // A reload may have moved it.
         let lease = admitted?;
         note_lease(&lease, record);
         Ok(lease)

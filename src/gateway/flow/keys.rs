@@ -95,7 +95,7 @@ impl Ahead {
 
 /// The keys of one configuration.
 #[derive(Debug, Default)]
-pub struct Keyring(HashMap<[u8; 32], ApiKey>);
+pub struct Keyring(pub(super) HashMap<[u8; 32], ApiKey>);
 
 /// Why a client's key is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ pub enum KeyNeedError {
 #[derive(Clone, Debug)]
 pub struct ApiKey {
     name: Arc<str>,
-    key: Arc<Key>,
+    pub(super) key: Arc<Key>,
     counters: Arc<KeyCounters>,
 }
 
@@ -365,6 +365,7 @@ mod tests {
             sha256: KeyDigest::new(Sha256::digest(b"secret").into(), None),
             models: ModelScope::Only(vec![ModelId::new(1)]),
             priority: 0,
+            weight: 1.0,
             limit,
         };
         Auth { keys: vec![key], admin_token: None }

@@ -9,6 +9,7 @@
 //! | read, authorize | `prepare.rs` | is the request valid, and may this key use the model? |
 //! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
+//! | | `owner.rs` | whose share of the pool does it use? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
 //! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
@@ -37,6 +38,7 @@ mod feedback;
 mod respond;
 mod response_owners;
 mod assign;
+pub mod owner;
 mod copies;
 mod prepare;
 mod admit;

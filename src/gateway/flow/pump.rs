@@ -476,6 +476,7 @@ impl<'a, 'r, D: Downstream, R: Recorder> Pump<'a, 'r, D, R> {
         if completed && let Some(prompt_tokens) = stats.usage.prompt {
             self.lease.observe_cached(prompt_tokens, stats.usage.cached);
         }
+        self.lease.settle(stats.usage.prompt, stats.usage.cached, stats.generated());
         self.context.feedback.learn(stats.usage, completed, now);
         if completed && self.context.route.generates() && !self.context.objectives.is_empty() {
             let estimate = self.record.estimate.map_or(0, |estimate| estimate.tokens);
