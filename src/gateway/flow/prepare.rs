@@ -24,7 +24,7 @@ use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
 use crate::pool::{Admission, Asks, FairOwner, ModelKey, Need};
-use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, Route, multipart, request};
+use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
 #[derive(Debug)]
