@@ -87,6 +87,7 @@ impl Bench {
             spill: [].into_iter().collect(),
             need: Need { slots: 1, prompt_tokens, output_tokens },
             priority: 0,
+            fair: None,
             arrived: self.now,
             since: self.now,
             adapter: None,

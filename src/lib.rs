@@ -50,6 +50,9 @@
 //! | admission | the decision to forward, queue or shed a request, together with the choice of a backend (placement) |
 //! | slot, permit | room for one sequence on a backend; room for one long prompt in prefill |
 //! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
+//! | owner | whose share of a fair pool a request uses: a key, a user within it, or the value of a header |
+//! | work, level | seconds of an engine that an owner was charged; the sum of them divided by its weight |
+//! | virtual time (V) | the level at which a newcomer of a fair pool starts |
 //! | overtake | to be granted room in which a request that entered earlier would have fit |
 //! | wide request | one that needs more sequences or tokens than a backend has free; a backend is reserved for it |
 //! | overtaking limit | how many requests may overtake a waiter, and for how long; then it goes before all that entered later |

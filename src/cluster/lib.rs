@@ -27,7 +27,7 @@
 //!   no more than its last share, and by what still runs for gateways whose share was given up unexplained: after ten leases of
 //!   silence, or because the engine does not say what it runs.
 //!
-//! The limits of API keys are divided by simpler rules: [`keys`]. One of the gateways may lead, by another object in the same store: [`election`].
+//! The limits of API keys are divided by simpler rules: [`keys`]. Fair queues share what each key has had: [`attained`]. One of the gateways may lead, by another object in the same store: [`election`].
 //!
 //! Pure: no clock, no I/O, no randomness. Times are durations on the member's own monotonic clock.
 //! Bounds: [`GATEWAYS_MAX`] gateways in a ledger.
@@ -36,6 +36,7 @@ pub mod amounts;
 mod key_claim;
 mod pool_load;
 pub mod ledger;
+pub mod attained;
 pub mod division;
 pub mod keys;
 mod silence;
@@ -52,6 +53,7 @@ pub mod election;
 mod tests;
 
 pub use amounts::{Amounts, Limit, Unit};
+pub use attained::Attained;
 pub use election::{Candidate, NotARecord, Record};
 pub use key_claim::{KeyClaim, UNITS};
 pub use ledger::{EARLIER, Entry, GATEWAYS_MAX, Holding, Ledger, UNEXPLAINED, Unreadable, VERSION};

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::amounts::{Amounts, Unit};
+use crate::attained::{self, Attained};
 use crate::census::Census;
 use crate::closing::Closing;
 use crate::key_claim::KeyClaim;
@@ -103,6 +104,7 @@ pub struct Member {
     keys: BTreeMap<String, KeyClaim>,
     closing: Closing,
     pools: BTreeMap<String, PoolLoad>,
+    attained: Attained,
     leaving: bool,
     has_left: bool,
     /// It must not write this object.
@@ -130,6 +132,7 @@ impl Member {
             keys: BTreeMap::new(),
             closing: Closing::default(),
             pools: BTreeMap::new(),
+            attained: Attained::new(),
             leaving: false,
             has_left: false,
             barred: false,
@@ -157,6 +160,11 @@ impl Member {
     /// Its load of pools, which the next plan has.
     pub fn set_pools(&mut self, pools: BTreeMap<String, PoolLoad>) {
         self.pools = pools;
+    }
+
+    /// What owners of requests have had through it, from the next plan on.
+    pub fn set_attained(&mut self, attained: Attained) {
+        self.attained = attained;
     }
 
     /// From the next plan on no gateway shall send requests to these backends.
@@ -366,8 +374,9 @@ impl Member {
         let lease_ms = self.rules.lease.as_millis() as u64;
         let keys = if self.leaving { BTreeMap::new() } else { bounded(&self.keys, ledger.gateways.len()) };
         let (closed, pools) = (self.closing.names(), self.pools.clone());
+        let attained = attained::bounded(&self.attained, ledger.gateways.len());
         let mut entry =
-            Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys, closed, pools };
+            Entry { beat, lease_ms, keeps: self.rules.keep, backends: BTreeMap::new(), keys, closed, pools, attained };
         let mut rooms = BTreeMap::new();
         for (backend, usage) in local {
             let known = old.as_ref().and_then(|old| old.backends.get(backend)).copied();

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Method};
+use http::Method;
+use http::header::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -23,6 +24,9 @@ use sluice_gateway::origin::Origin;
 
 /// The gateway's request path in front of simulated engines.
 pub(crate) type LabFlow = Flow<LabUpstream, LastRecord>;
+
+/// The header that names the tenant of a request, for `queue.fair = { header = "x-tenant" }`.
+const TENANT: &str = "x-tenant";
 
 /// A request that has ended.
 pub(crate) struct Ended {
@@ -59,6 +63,8 @@ pub(crate) struct Job {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) ended: Arc<Mutex<Vec<Ended>>>,
     pub(crate) api: Api,
+    /// Sent in the header [`TENANT`].
+    pub(crate) tenant: Option<HeaderValue>,
     pub(crate) start: Instant,
     pub(crate) client_timeout: Option<Duration>,
     /// Whether engines may serve copies of requests, too.
@@ -83,7 +89,7 @@ impl Job {
             route,
             method: Method::POST,
             path: self.api.path().to_owned(),
-            headers: HeaderMap::new(),
+            headers: self.tenant.map(|tenant| (HeaderName::from_static(TENANT), tenant)).into_iter().collect(),
             priority: None,
             content_type: "application/json".to_owned(),
             body: request.body,

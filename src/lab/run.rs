@@ -439,14 +439,14 @@ impl Simulation {
             ..Record::default()
         };
         let plan = &self.lab.traffic[traffic];
-        let parsed = parsed_request(plan, &request, &record, conversation.as_deref());
-        self.cluster.lock().requests.insert(index, parsed);
+        self.cluster.lock().requests.insert(index, parsed_request(plan, &request, &record, conversation.as_deref()));
         self.in_flight.insert(index, record.clone());
         let job = Job {
             flow: Arc::clone(&self.flow),
             cluster: Arc::clone(&self.cluster),
             ended: Arc::clone(&self.ended),
             api: plan.workload.api,
+            tenant: self.lab.tenants.get(traffic).cloned().flatten(),
             start: self.start,
             client_timeout: self.lab.client_timeout,
             has_copies: self.tuner.is_some(),

@@ -11,7 +11,7 @@ use crate::error::LabError;
 use crate::file::{EngineTable, LabFile, Variant};
 use crate::forecast::{forecast, forecast_limits};
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab};
-use crate::traffic::TrafficDefaults;
+use crate::traffic::{TrafficDefaults, tenant};
 use sluice_bench::RunPlan;
 use sluice_core::vllm::flags::{Arity, lookup};
 use sluice_gateway::config::{ArgValue, Backend, Config, Endpoint, Launch, Machine, Surroundings, Target, TunerMode};
@@ -72,7 +72,8 @@ impl Scenario {
             rules.check(config.pools.len(), engines.len())?;
         }
         let forecaster = Some(Forecaster { flags: forecast, limits: Some(forecast_limits) });
-        Ok(Lab { client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
+        let tenants = self.file.traffic.iter().map(tenant).collect::<Result<_, _>>()?;
+        Ok(Lab { tenants, client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
     }
 
     /// Configuration and traffic of one variant for real engines: with the secrets and the size of this machine.

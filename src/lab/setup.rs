@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::{RunConfig, RunPlan};
@@ -26,6 +28,8 @@ pub struct Lab {
     /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run. The first one uses that
     /// seed itself, so it sends the same requests as `sluice bench --seed`.
     pub traffic: Vec<RunPlan>,
+    /// The tenant of each traffic; those without, and those beyond the end of the list, name none.
+    pub tenants: Vec<Option<HeaderValue>>,
     /// Time after which a client that has no complete response leaves.
     pub client_timeout: Option<Duration>,
     /// Virtual time after the last request was sent (in a closed loop also: after the last one ended) at which the run ends. Requests
@@ -125,6 +129,7 @@ impl Lab {
             config: Arc::new(config),
             engines,
             traffic,
+            tenants: Vec::new(),
             client_timeout: None,
             give_up_after: GIVE_UP_AFTER,
             launched: false,

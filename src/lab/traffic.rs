@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+
 use crate::error::LabError;
 use crate::file::{ClassTable, ConversationTable, TraceTable, TrafficTable};
 use sluice_bench::load::dataset::{self, DatasetFormat, ReadOptions, TokenCounter, TraceKeys};
@@ -143,6 +145,13 @@ impl TrafficDefaults<'_> {
         };
         Ok((arrival, extent))
     }
+}
+
+/// The tenant of a table, as it is sent in a header.
+pub(crate) fn tenant(table: &TrafficTable) -> Result<Option<HeaderValue>, LabError> {
+    let name = table.tenant.as_deref();
+    let value = name.map(|name| HeaderValue::try_from(name).map_err(|_| format!("a tenant of letters, not {name:?}")));
+    value.transpose().map_err(needs)
 }
 
 fn needs(what: String) -> LabError {

@@ -269,6 +269,9 @@ fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<P
 /// Weak: the app holds its telemetry.
 fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
+    let work = |app: Arc<App>| app.flow.routing_table().keys.work(&app.admission.view());
+    app.telemetry.show_key_work(move || shown.upgrade().map_or_else(Vec::new, work));
+    let shown = Arc::downgrade(app);
     app.telemetry.show_experiments(move || shown.upgrade().map_or_else(Vec::new, |app| app.active_experiments()));
     let shown = Arc::downgrade(app);
     let view = move || shown.upgrade().map_or_else(Default::default, |app| app.tuning.view());

@@ -6,7 +6,7 @@
 //!
 //! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `access_log`, `admin` (who may
 //! use the admin port, and how long), `errors` (the table of the gateway's error responses), `input` (clients that
-//! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold), `shares` (one does not keep out the others), `proxies` (that name their clients),
+//! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold), `shares` (one does not keep out the others), `proxies` (that name their clients), `fair` (which key is next),
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
 //! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (whose
@@ -44,6 +44,7 @@ mod errors;
 mod experiments;
 mod failing;
 mod failover;
+mod fair;
 mod fleet;
 mod forms;
 mod health;

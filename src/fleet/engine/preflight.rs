@@ -225,6 +225,7 @@ mod tests {
             spill: [].into_iter().collect(),
             need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
             priority: 0,
+            fair: None,
             arrived: Instant::now(),
             since: Instant::now(),
             prefix: Default::default(),

@@ -40,6 +40,8 @@ table! {
         pub priority_min: Option<i32> = optional("as priority").example("-10");
         /// The highest number that a request may ask for. What is beyond counts as this.
         pub priority_max: i32 = default("2147483647");
+        /// Its share of pools with fair queues (queue.fair), relative to the keys that want something at the same time.
+        pub weight: f64 = default("1.0").within("0.001", "1000");
         /// What the key may use; 429 above it.
         pub limit: KeyLimit = table();
     }

@@ -280,6 +280,10 @@ pub enum Situation {
     PlainSecretInCommand,
     #[error("prefix_affinity is part of least_work, by which this pool picks; write least_work")]
     AffinityIsLeastWork,
+    #[error(
+        "fair = \"key\" does nothing without auth.keys: all requests have one owner; configure keys, or write \"off\""
+    )]
+    FairWithoutKeys,
 }
 
 impl Situation {
@@ -291,6 +295,7 @@ impl Situation {
                 | Self::PlainSecret
                 | Self::PlainSecretInCommand
                 | Self::AffinityIsLeastWork
+                | Self::FairWithoutKeys
                 | Self::GrpcPort
                 | Self::NotVerified
                 | Self::KeyForAllUsers { .. }
@@ -331,7 +336,9 @@ impl Situation {
             Self::AutoscaleWithoutEngines | Self::NoEngineForOthers => Topic::Pools,
             Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
             Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
-            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork => Topic::Pools,
+            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::AffinityIsLeastWork | Self::FairWithoutKeys => {
+                Topic::Pools
+            }
             Self::UrlAndLaunch | Self::NeitherUrlNorLaunch | Self::ControlWithoutUrl | Self::Url { .. } => {
                 Topic::Backends
             }

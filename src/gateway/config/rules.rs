@@ -12,6 +12,7 @@ use super::auth::{Auth, PriorityRange};
 use super::autoscale::ENGINES;
 use super::backend::{Backend, Target};
 use super::cluster::ClusterLeader;
+use super::fair::Fair;
 use super::limits;
 use super::model::Model;
 use super::pool::{Policy, Pool};
@@ -60,6 +61,9 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         let path = format!("pool[{index}]");
         names.claim(&pool.name, format!("{path}.name"), report);
         check_pool(pool, &path, report);
+        if pool.queue.fair == Some(Fair::Key) && auth.keys.is_empty() && report.is_sound("auth.keys") {
+            report.add_at(&format!("{path}.queue.fair"), Situation::FairWithoutKeys);
+        }
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
     }

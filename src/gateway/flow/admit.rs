@@ -15,7 +15,9 @@ use super::classify::{self, Placement};
 use super::exchange::Downstream;
 use super::router::Router;
 use super::routing_table::{PoolRoute, RoutingTable};
-use crate::pool::{Admission, AdmissionDecision, AdmissionRequest, Asks, Lease, ModelKey, Need, WaitResult, Wants};
+use crate::pool::{
+    Admission, AdmissionDecision, AdmissionRequest, Asks, FairOwner, Lease, ModelKey, Need, WaitResult, Wants,
+};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::{PromptPrefix, ShedReason, TooLarge};
 
@@ -40,6 +42,7 @@ pub(super) enum AdmitError {
 pub(super) struct LeaseRequest<'a> {
     pub(super) need: Need,
     pub(super) priority: i32,
+    pub(super) fair: Option<FairOwner>,
     pub(super) arrived: Instant,
     pub(super) since: Instant,
     pub(super) model: &'a str,
@@ -126,6 +129,7 @@ async fn enter<D: Downstream>(
         spill: placed.placement.spill.clone(),
         need: request.need,
         priority: request.priority,
+        fair: request.fair,
         arrived: request.arrived,
         since: request.since,
         prefix: Arc::clone(request.prefix),

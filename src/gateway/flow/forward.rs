@@ -178,7 +178,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 Some(refused) => self.moves_on(refused, &lease),
                 None => self.may_try_again(),
             };
-            lease.release();
+            lease.release_failed();
             let released = failed.response.is_some().then_some(lease);
             // Falling back is one more attempt: a request fails for its arm only if it fails without it.
             let in_arm = self.prepared.arm.is_some();
@@ -220,6 +220,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let request = LeaseRequest {
             need: self.prepared.need,
             priority: self.prepared.priority.number,
+            fair: self.prepared.fair,
             arrived: self.incoming.arrived,
             since: if self.made == 0 { self.incoming.arrived } else { begun },
             model: record.model.as_deref().unwrap_or_default(),

@@ -53,7 +53,7 @@ pub struct KeyUsage {
 
 /// The keys of one configuration.
 #[derive(Debug, Default)]
-pub struct Keyring(HashMap<[u8; 32], ApiKey>);
+pub struct Keyring(pub(super) HashMap<[u8; 32], ApiKey>);
 
 /// Why a client's key is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub enum KeyError {
 #[derive(Clone, Debug)]
 pub struct ApiKey {
     name: Arc<str>,
-    key: Arc<Key>,
+    pub(super) key: Arc<Key>,
     counters: Arc<KeyCounters>,
 }
 

@@ -10,6 +10,7 @@
 //! | estimate, classify | `prepare.rs`, `classify.rs` | how long is the prompt, which pools may serve it? |
 //! | assign | `assign.rs` | is it in an arm of an experiment, which may serve it in another way? |
 //! | | `priority.rs` | how early is it served, here and by the engine? |
+//! | | `owner.rs` | whose share of the pool does it use? |
 //! | admit | `admit.rs` | which backend serves it (a lease), or is it shed? |
 //! | forward | `forward.rs`, `attempt.rs` | send; try another backend until the first token of a stream, or the first byte of another response |
 //! | | `elsewhere.rs`, `refused_here.rs` | may another backend serve the request after this answer? |
@@ -45,6 +46,7 @@ mod feedback;
 mod respond;
 mod response_owners;
 mod assign;
+pub mod owner;
 mod copies;
 mod priority;
 mod prepare;

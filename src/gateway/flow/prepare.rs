@@ -13,6 +13,7 @@ use super::classify::{self, Placement};
 use super::feedback::{ExactCount, Feedback, InjectedUsage};
 use super::incoming::IncomingRequest;
 use super::keys::{ApiKey, InFlight, KeyLimitExceeded, KeyNeedError};
+use super::owner::owner;
 use super::priority::RequestPriority;
 use super::record::{RecordGuard, Recorder, client_text};
 use super::request_bounds::RequestBounds;
@@ -22,7 +23,7 @@ use super::routing_table::{ModelMatch, ModelRoute, RoutingTable};
 use crate::config::UsageInjection;
 use crate::config::limits::MAX_TOKENS;
 use crate::estimate::{ClientId, EstimateSource, OutputBounds, Prompt, PromptEstimate};
-use crate::pool::{Admission, Asks, ModelKey, Need};
+use crate::pool::{Admission, Asks, FairOwner, ModelKey, Need};
 use sluice_core::openai::{EditedBody, Edits, PromptPrefix, Refusal, RequestView, multipart, request};
 
 /// A request that is ready to be admitted.
@@ -39,6 +40,8 @@ pub(super) struct PreparedRequest {
     /// Its model as it is sent without an experiment.
     pub(super) own_model: ModelKey,
     pub(super) priority: RequestPriority,
+    /// Whose share of the pool it uses.
+    pub(super) fair: Option<FairOwner>,
     /// The only backend that can serve it.
     pub(super) only: Option<Arc<str>>,
     pub(super) stream: bool,
@@ -124,6 +127,7 @@ pub(super) async fn prepare<R: Recorder>(
         asks,
         own_model,
         priority: RequestPriority::of(incoming, &view),
+        fair: owner(&home.fair, incoming, &view),
         only: continued.map(|owner| owner.backend),
         stream: view.stream,
         prompts: view.prompts,

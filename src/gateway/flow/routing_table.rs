@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::keys::{ApiKey, KeyUsage, Keyring};
-use crate::config::{Config, PromptRange, Timeouts, UsageInjection, limits};
+use crate::config::{Config, Fair, PromptRange, Timeouts, UsageInjection, limits};
 use crate::estimate::{ExactCounter, ModelEstimator};
 use crate::experiment::{ExperimentSet, Experiments};
 use crate::pool::{Admission, BackendLimits, LongPrefix, ModelKey, PoolLayout};
@@ -61,6 +61,8 @@ pub struct PoolRoute {
     pub usage: UsageInjection,
     /// Objectives that a request must meet to count for goodput.
     pub objectives: Objectives,
+    /// Whose requests take turns in its queue.
+    pub fair: Fair,
 }
 
 /// One model.
@@ -155,7 +157,7 @@ impl RoutingTable {
         learned: &LearnedState,
     ) -> RoutingDraft {
         debug_assert!(!Admission::is_applying(), "a routing table is built while all requests wait for the lock");
-        let pools = config.pools.iter().map(PoolRoute::new).collect();
+        let pools = config.pools.iter().map(|pool| PoolRoute::new(pool, !config.auth.keys.is_empty())).collect();
         let keys = Keyring::new(&config.auth, &learned.key_usage);
         let experiments = learned.experiments.configure(&config);
         let (models, by_name, other, layout) = (Vec::new(), HashMap::new(), None, 0);
@@ -255,7 +257,8 @@ impl RoutingDraft {
 
 impl PoolRoute {
     /// Without its id and those of its backends.
-    fn new(pool: &crate::config::Pool) -> Self {
+    fn new(pool: &crate::config::Pool, has_keys: bool) -> Self {
+        let usual = if has_keys { Fair::Key } else { Fair::Off };
         Self {
             id: PoolId::new(0),
             backends: Vec::new(),
@@ -265,6 +268,7 @@ impl PoolRoute {
             spill: pool.spill.iter().map(|pool| pool.index()).collect(),
             usage: pool.usage,
             objectives: pool.slo.objectives(),
+            fair: pool.queue.fair.clone().unwrap_or(usual),
         }
     }
 }

@@ -366,6 +366,7 @@ fn hold(test: &TestFlow) -> crate::pool::Lease {
         spill: Default::default(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
+        fair: None,
         arrived: Instant::now(),
         since: Instant::now(),
         adapter: None,

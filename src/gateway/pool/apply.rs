@@ -13,8 +13,9 @@ use tokio::time::Instant;
 use super::backend::BackendState;
 use super::drain_rate::DrainRate;
 use super::health::HealthRules;
+use super::owners::Owners;
 use super::prefix::PrefixTable;
-use super::queue::{WaitQueue, WaiterId};
+use super::queue::WaiterId;
 use super::room::Rooms;
 use super::served::Served;
 use super::spec::{BackendSpec, PoolLayout, PoolSpec};
@@ -67,7 +68,7 @@ impl AdmissionState {
             members: Vec::new(),
             rules: spec.rules.clone(),
             fed_by: Vec::new(),
-            queue: WaitQueue::default(),
+            queue: Owners::default(),
             reserved: None,
             drain: DrainRate::new(now),
             removed: false,
@@ -159,8 +160,7 @@ impl AdmissionState {
         let pool = &mut self.pools[waiter.request.home.index()];
         let lane = pool.lane_of(&waiter.request);
         if lane != waiter.lane {
-            pool.queue.remove(waiter.lane, &waiter.key);
-            pool.queue.insert(lane, waiter.key, id);
+            pool.queue.relane(waiter.request.owner(), (waiter.lane, lane), waiter.key, id);
             waiter.lane = lane;
         }
     }

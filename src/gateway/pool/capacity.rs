@@ -17,6 +17,7 @@
 //! the limit ([`BackendLimits::exceeded_by`]). `prefill_tokens` is a pace and not a size: a prompt above it runs when no
 //! other is in prefill, because the engine computes a long prompt in pieces anyway.
 
+use super::bill::Bill;
 use super::served::ModelKey;
 use super::settled::Mark;
 use crate::config::limits::MAX_TOKENS;
@@ -113,6 +114,8 @@ pub struct Allocation {
     /// When its engine was seen to have it; see `settled.rs`.
     pub(super) seen: Option<Mark>,
     pub(super) adapter: Option<ModelKey>,
+    /// What its owner was charged for it.
+    pub(super) bill: Option<Bill>,
 }
 
 impl Allocation {
@@ -186,6 +189,7 @@ impl CapacityUsage {
             prefilling: true,
             seen: None,
             adapter: None,
+            bill: None,
         };
         self.requests += 1;
         self.slots += allocation.slots;

@@ -105,10 +105,14 @@ impl AdmissionState {
             request.home == pool && request.only.is_none() && request.avoid.is_empty() && request.wants.is_anything();
         // Nearly all requests: their backends differ in load only.
         let is_simple = is_plain && !is_long && cached.is_empty() && request.adapter.is_none();
+        let is_shared = request.fair.is_some() && request.home == pool && state.queue.is_shared();
         let (mut found, mut least) = (Offers::new(), u32::MAX);
         let mut offer = |position: usize| {
             let candidate = state.rooms.candidate(position);
             if !candidate.has_room(&request.need) || !(is_plain || self.allows(request, candidate.id)) {
+                return false;
+            }
+            if is_shared && self.is_held(request, candidate.id) {
                 return false;
             }
             if is_simple {
@@ -193,6 +197,8 @@ impl AdmissionState {
         let (latest, serial) = (self.latest, self.grants);
         let found = self.backend_mut(backend)?;
         let (mut allocation, ahead) = found.take(&request.need, expected, latest, serial);
+        allocation.bill = self.charge(backend, request, expected);
+        let found = self.backend_mut(backend)?;
         allocation.adapter = request.adapter;
         if let Some(adapter) = request.adapter {
             found.adapters.take(adapter);
@@ -232,7 +238,7 @@ impl AdmissionState {
     }
 
     /// How much of the prompt the engines of a pool are likely to have.
-    fn cached_bytes(&self, pool: PoolId, request: &AdmissionRequest) -> CachedBytes {
+    pub(super) fn cached_bytes(&self, pool: PoolId, request: &AdmissionRequest) -> CachedBytes {
         if !self.follows_prefixes(pool, request) {
             return CachedBytes::default();
         }

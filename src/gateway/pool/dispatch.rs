@@ -2,7 +2,9 @@
 //!
 //! The *candidates* of a backend are its waiters in the order in which they are served: first those that have reached their
 //! *overtaking limit*, in the order in which they entered; then the queue of the backend's pool in its configured order;
-//! then the queues of the pools that spill into it.
+//! then the queues of the pools that spill into it. In a fair pool this is the order within one owner, and `owners.rs` says whose
+//! turn it is; only grants to the same owner count below, and between owners the bounds of `owners.rs` hold. An owner with a waiter
+//! at the limit is served as if it had the best priority that waits, so priorities starve nobody either.
 //!
 //! A request `w` is *overtaken* by `r` when `r` entered after it and is granted room in which `w` would have fit. With
 //! `Q` the length and `T` the timeout of w's queue, for every order, priority and length, and beside reservations:
@@ -18,35 +20,45 @@
 //! A waiter for which there is no room here is skipped and delays no others: either it lacks only a permit, which others
 //! do not take from it, or it is wide, and a backend is reserved for it (`reservation.rs`).
 //!
-//! Bounds: one dispatch looks at [`SCAN_MAX`] waiters.
+//! Bounds: one dispatch looks at [`SCAN_MAX`] waiters, and at [`SCAN_OWNER`] of one owner if several wait.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::capacity::Fit;
-use super::queue::{Lane, QueuePosition, WaiterId};
+use super::owners::{Cursor, Turn};
+use super::queue::{Lane, OwnerIndex, Skip, WaiterId};
 use super::state::{AdmissionState, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 /// Waiters that one dispatch looks at: bounds the time under the lock where many do not fit.
 const SCAN_MAX: usize = 1_024;
+/// Of them, those of one owner while others wait too: one whose requests do not fit must not use up the look.
+const SCAN_OWNER: usize = 128;
 
 /// One queue whose waiters are candidates of a backend.
 struct Source {
     pool: PoolId,
-    /// Its long lane is left out: there is no permit.
-    skip_long: bool,
-    /// The serial of its last waiter at the overtaking limit that was looked at. One for each queue: a waiter of one queue
-    /// may reach the limit after a later one of another.
-    last_at_limit: u64,
+    /// Lanes that are left out: there is no permit.
+    skip: Skip,
+    /// The owner that was looked at last; those before it have no more waiters that could fit.
+    turn: Option<Turn>,
 }
 
 /// The candidates of a backend, and how many of them have been looked at.
 struct Candidates {
     /// The backend's own pool and those that spill into it.
     sources: SmallVec<[Source; 4]>,
-    /// The source of the last candidate below the limit, and its position there.
-    source: usize,
-    after: Option<QueuePosition>,
+    /// By which the cursors of owners are known to be of this dispatch.
+    look: u64,
+}
+
+/// A candidate, and how far the look is in its owner's queue with it.
+struct Next {
+    id: WaiterId,
+    owner: OwnerIndex,
+    cursor: Cursor,
+    /// Its serial, if it has reached the overtaking limit.
+    at_limit: Option<u64>,
 }
 
 /// What became of a waiter that was offered the room of a backend.
@@ -57,6 +69,8 @@ enum Offer {
     Blocked,
     /// There is no permit.
     NoPermit,
+    /// There is room, but its owner has its share of prefill here.
+    Held,
     /// This waiter may not use the backend, or it is reserved for an earlier one.
     Passed,
 }
@@ -85,6 +99,18 @@ impl AdmissionState {
             if let Some(blocked) = self.serve(backend, &mut freed, wakers) {
                 self.reserve(blocked);
             }
+            if freed.is_empty() {
+                freed.extend(self.loosened_beside(backend));
+            }
+        }
+    }
+
+    /// The members of the pool of `backend`, if waiters that were held for their owner's share may have room there now.
+    fn loosened_beside(&mut self, backend: BackendId) -> SmallVec<[BackendId; 2]> {
+        let Some(pool) = self.backend(backend).map(|found| found.pool) else { return SmallVec::new() };
+        match self.pools[pool.index()].queue.take_loosened() {
+            true => self.members(pool).iter().copied().collect(),
+            false => SmallVec::new(),
         }
     }
 
@@ -98,7 +124,7 @@ impl AdmissionState {
         let mut candidates = self.candidates_of(backend)?;
         let mut blocked = None;
         for _ in 0..SCAN_MAX {
-            let Some((source, id)) = self.next_candidate(&mut candidates) else { break };
+            let Some((source, owner, id)) = self.next_candidate(&mut candidates) else { break };
             match self.offer(backend, id, wakers) {
                 Offer::Granted(reserved) => {
                     freed.extend(reserved);
@@ -107,57 +133,108 @@ impl AdmissionState {
                     }
                 }
                 Offer::Blocked => blocked = blocked.or(Some(id)),
-                Offer::NoPermit => candidates.sources[source].skip_long |= self.is_lane_without_permit(id, backend),
-                Offer::Passed => {}
+                Offer::NoPermit if self.is_lane_without_permit(id, backend) => {
+                    candidates.sources[source].skip.add(Lane::Long);
+                }
+                Offer::Held => self.skip_held(candidates.sources[source].pool, owner, backend, candidates.look),
+                Offer::NoPermit | Offer::Passed => {}
             }
         }
         blocked
     }
 
+    /// The owner of a waiter has its share of prefill on a backend: skips its waiters that want more than that.
+    fn skip_held(&mut self, home: PoolId, owner: OwnerIndex, backend: BackendId, look: u64) {
+        let pool = &mut self.pools[home.index()];
+        pool.queue.hold();
+        if pool.queue.allowance(owner, backend, pool.members.len()).bars_large() {
+            let mut cursor = pool.queue.cursor(owner, look);
+            cursor.skip.add(Lane::Large);
+            pool.queue.set_cursor(owner, cursor);
+        }
+    }
+
     /// The candidates of a backend; `None` if it has no room.
-    fn candidates_of(&self, backend: BackendId) -> Option<Candidates> {
+    fn candidates_of(&mut self, backend: BackendId) -> Option<Candidates> {
         let home = self.backend(backend).filter(|found| !found.is_full())?.pool;
         let feeders = self.pools.get(home.index())?.fed_by.iter().copied();
         let sources =
-            std::iter::once(home).chain(feeders).map(|pool| Source { pool, skip_long: false, last_at_limit: 0 });
-        Some(Candidates { sources: sources.collect(), source: 0, after: None })
+            std::iter::once(home).chain(feeders).map(|pool| Source { pool, skip: Skip::default(), turn: None });
+        let sources: SmallVec<[Source; 4]> = sources.collect();
+        sources.iter().for_each(|source| self.promote_late(source.pool));
+        self.looks += 1;
+        Some(Candidates { sources, look: self.looks })
     }
 
-    /// The next candidate, with the position of its queue among the sources.
-    fn next_candidate(&self, candidates: &mut Candidates) -> Option<(usize, WaiterId)> {
-        let first = |(index, source): (usize, &Source)| {
-            let (serial, id) =
-                self.pools[source.pool.index()].queue.entered_after(source.last_at_limit, source.skip_long)?;
-            self.has_reached_overtaking_limit(id).then_some((serial, index, id))
+    /// Owners with a waiter at the overtaking limit wait no longer behind owners of a better priority.
+    fn promote_late(&mut self, pool: PoolId) {
+        let queue = &self.pools[pool.index()].queue;
+        let is_late = |owner: &OwnerIndex| {
+            let oldest = queue.queue(*owner).entered_after(0, Skip::default());
+            oldest.is_some_and(|(_, id)| self.has_reached_overtaking_limit(id))
         };
-        if let Some((serial, index, id)) = candidates.sources.iter().enumerate().filter_map(first).min() {
-            candidates.sources[index].last_at_limit = serial;
-            return Some((index, id));
-        }
-        while let Some(Source { pool, skip_long, .. }) = candidates.sources.get(candidates.source) {
-            if let Some((key, id)) = self.pools[pool.index()].queue.next_after(candidates.after, *skip_long) {
-                candidates.after = Some(key);
-                return Some((candidates.source, id));
+        let late: SmallVec<[OwnerIndex; 4]> = queue.behind().take(SCAN_MAX).filter(is_late).collect();
+        late.into_iter().for_each(|owner| self.pools[pool.index()].queue.promote(owner));
+    }
+
+    /// The next candidate, with the position of its queue among the sources and its owner: the earliest that has reached the
+    /// overtaking limit, or else the next of the first source that has one.
+    fn next_candidate(&mut self, candidates: &mut Candidates) -> Option<(usize, OwnerIndex, WaiterId)> {
+        let mut best: Option<(usize, Next)> = None;
+        for (index, source) in candidates.sources.iter_mut().enumerate() {
+            let Some(next) = self.next_of(source, candidates.look) else { continue };
+            let is_earlier = |known: &Next| match (next.at_limit, known.at_limit) {
+                (Some(serial), Some(known)) => serial < known,
+                (serial, _) => serial.is_some(),
+            };
+            if best.as_ref().is_none_or(|(_, known)| is_earlier(known)) {
+                best = Some((index, next));
             }
-            (candidates.source, candidates.after) = (candidates.source + 1, None);
         }
-        None
+        let (index, next) = best?;
+        self.pools[candidates.sources[index].pool.index()].queue.set_cursor(next.owner, next.cursor);
+        Some((index, next.owner, next.id))
+    }
+
+    /// The next candidate of one source: of the owner whose turn it is.
+    fn next_of(&self, source: &mut Source, look: u64) -> Option<Next> {
+        let queue = &self.pools[source.pool.index()].queue;
+        let mut turn = queue.turn(source.turn)?;
+        loop {
+            source.turn = Some(turn);
+            let (owner, cursor) = (turn.owner, queue.cursor(turn.owner, look));
+            if cursor.looked >= SCAN_OWNER && queue.is_contended() {
+                turn = queue.turn_after(turn)?;
+                continue;
+            }
+            let (waiters, skip) = (queue.queue(owner), cursor.skip.or(source.skip));
+            if let Some((serial, id)) = waiters.entered_after(cursor.at_limit, skip)
+                && self.has_reached_overtaking_limit(id)
+            {
+                return Some(Next { id, owner, cursor: cursor.at_limit(serial), at_limit: Some(serial) });
+            }
+            if let Some((key, id)) = waiters.next_after(cursor.after, skip) {
+                return Some(Next { id, owner, cursor: cursor.after(key), at_limit: None });
+            }
+            turn = queue.turn_after(turn)?;
+        }
     }
 
     /// Whether no request that entered later may overtake this waiter any more.
     pub(super) fn has_reached_overtaking_limit(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters[id as usize].as_ref() else { return false };
         let pool = &self.pools[waiter.request.home.index()];
-        let overtaken = pool.queue.grants().saturating_sub(waiter.grants_before);
+        let overtaken = pool.queue.grants(waiter.request.owner()).saturating_sub(waiter.grants_before);
         overtaken >= pool.rules.overtakers_max() || self.latest >= waiter.not_overtaken_after
     }
 
     fn offer(&mut self, backend: BackendId, id: WaiterId, wakers: &mut Wakers) -> Offer {
         let Some(waiter) = self.waiters[id as usize].as_ref() else { return Offer::Passed };
-        if !self.allows(&waiter.request, backend) || self.is_kept_from(backend, waiter.key.serial()) {
+        if !self.allows(&waiter.request, backend) || self.is_kept_from(backend, waiter) {
             return Offer::Passed;
         }
         match self.backend(backend).map(|found| found.fit(&waiter.request.need)) {
+            Some(Fit::Room) if self.is_held(&waiter.request, backend) => Offer::Held,
             Some(Fit::Room) => Offer::Granted(self.grant_to_waiter(backend, id, wakers)),
             Some(Fit::NoPermit) => Offer::NoPermit,
             Some(Fit::Full) => Offer::Blocked,
@@ -170,22 +247,24 @@ impl AdmissionState {
         let pool = self.backend(backend)?.pool;
         let mut waiter = self.waiters[id as usize].take()?;
         let (allocation, ahead) = self.take(backend, &waiter.request)?;
-        self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+        let (home, owner) = (waiter.request.home, waiter.request.owner());
+        self.pools[home.index()].queue.remove(owner, waiter.lane, &waiter.key);
         self.pinned -= usize::from(waiter.request.pinned);
         let reserved = self.drop_reservation(&waiter);
         wakers.extend(waiter.waker.take());
         waiter.state = WaiterState::Granted(backend, allocation, ahead);
         self.waiters[id as usize] = Some(waiter);
-        self.count_grant(pool);
+        self.count_grant(pool, home, owner);
         reserved
     }
 
-    /// Counts a grant on a backend of `pool` for every queue whose waiters may use it.
-    fn count_grant(&mut self, pool: PoolId) {
-        self.pools[pool.index()].queue.count_grant();
-        for index in 0..self.pools[pool.index()].fed_by.len() {
-            let feeder = self.pools[pool.index()].fed_by[index];
-            self.pools[feeder.index()].queue.count_grant();
+    /// Counts a grant on a backend of `pool` to a request of `home` for every queue whose waiters may use it. Of other owners of
+    /// its home it does not count: their turns are decided by what they have attained.
+    fn count_grant(&mut self, pool: PoolId, home: PoolId, owner: OwnerIndex) {
+        for index in 0..=self.pools[pool.index()].fed_by.len() {
+            let counting = index.checked_sub(1).map_or(pool, |feeder| self.pools[pool.index()].fed_by[feeder]);
+            let queue = &mut self.pools[counting.index()].queue;
+            if counting == home { queue.count_grant(owner) } else { queue.count_grant_of_others() }
         }
     }
 

@@ -76,6 +76,11 @@ impl EngineLoad {
         tokens as f64 * PROMPT_TOKEN * self.pace()
     }
 
+    /// Seconds of prefill of one token at this engine's pace.
+    pub(super) fn seconds_per_prompt_token(&self) -> f64 {
+        PROMPT_TOKEN * self.pace()
+    }
+
     /// The pace of its prefill when it was last granted a request. Only large prompts show it: where none has come for a while, that
     /// of its decoding stands in, so that an engine which was slow once does not count as slow for as long as prompts are small.
     fn pace(&self) -> f64 {

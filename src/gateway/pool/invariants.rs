@@ -1,7 +1,8 @@
 //! The invariants that tie queues, tickets, capacity and reservations together, checked by tests after every event.
 //!
 //! - Every queue holds exactly the waiters that wait in it, in both of its orders.
-//! - No backend that is in rotation has room for a waiter, unless it is reserved for one that entered earlier.
+//! - No backend that is in rotation has room for a waiter, unless it is reserved for another one, or the waiter's owner has its
+//!   share of prefill there and other owners are present.
 //! - The index of rooms says of each backend what is true of it, unless that is noted as changed.
 //! - No waiter has two reservations.
 //! - A pinned request waits only while one of its backends is in rotation.
@@ -20,6 +21,7 @@ impl AdmissionState {
             return Err(format!("{queued} in queues, {by_entry} in order of entry, but {} waiting", waiting().count()));
         }
         self.check_ids()?;
+        self.pools.iter().try_for_each(|pool| pool.queue.check())?;
         for (index, backend) in self.backends.iter().enumerate() {
             let (id, Some(backend)) = (BackendId::new(index), backend) else { continue };
             let rooms = &self.pools[backend.pool.index()].rooms;
@@ -35,7 +37,7 @@ impl AdmissionState {
                     return Err(format!("the candidate of {} is wrong about {need:?}", backend.name));
                 }
                 let room = self.allows(&waiter.request, id) && backend.fit(&waiter.request.need) == Fit::Room;
-                if room && !self.is_kept_from(id, waiter.key.serial()) {
+                if room && !self.is_kept_from(id, waiter) && !self.is_held(&waiter.request, id) {
                     return Err(format!("backend {} has room while {:?} waits", backend.name, waiter.request));
                 }
             }
@@ -55,5 +57,13 @@ impl AdmissionState {
             return Err("a waiter has two reservations".to_owned());
         }
         Ok(())
+    }
+
+    /// Every id of a waiter is either free or in use.
+    fn check_ids(&self) -> Result<(), String> {
+        match self.free.len() + self.waiters.iter().flatten().count() == self.waiters.len() {
+            true => Ok(()),
+            false => Err("a waiter id is neither free nor in use".to_owned()),
+        }
     }
 }

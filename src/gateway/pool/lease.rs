@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::ClientWait;
+use super::bill::Bill;
 use super::engine_load::DecodeStart;
 use super::engine_work::EngineWatch;
 use super::fault_report::FaultReport;
@@ -40,16 +41,27 @@ pub struct Lease {
     origin: Origin,
     /// The serial of a copy, which holds nothing that a request could use: reports about its backend are ignored.
     copy: Option<u64>,
+    /// What the request's owner was charged; corrected once, also after the release.
+    bill: Option<Bill>,
 }
 
 impl Lease {
     pub(super) fn new(shared: Arc<SharedState>, grant: Grant) -> Self {
-        Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None }
+        let bill = grant.allocation.bill;
+        Self { shared, grant, released: false, decoding: None, origin: Origin::default(), copy: None, bill }
     }
 
     /// The lease of a copy.
     pub(super) fn of_copy(shared: Arc<SharedState>, grant: Grant, serial: u64) -> Self {
-        Self { shared, grant, released: true, decoding: None, origin: Origin::default(), copy: Some(serial) }
+        Self {
+            shared,
+            grant,
+            released: true,
+            decoding: None,
+            origin: Origin::default(),
+            copy: Some(serial),
+            bill: None,
+        }
     }
 
     pub(super) fn shared(&self) -> &SharedState {
@@ -142,6 +154,12 @@ impl Lease {
         }
     }
 
+    /// The same after an attempt that failed: what the engine did in vain is not charged to the request's owner.
+    pub fn release_failed(&mut self) {
+        self.release();
+        self.settle(Some(0), Some(0), 0);
+    }
+
     /// The prefill is over: returns prefill tokens and the permit. Idempotent.
     pub fn first_token(&mut self) {
         self.end_prefill(false);
@@ -206,6 +224,16 @@ impl Lease {
         }
     }
 
+    /// Charges the request's owner for the tokens that it has taken, instead of for the estimate: computed prompt tokens, of which
+    /// `cached` were not computed, and output tokens. `None`: as expected. Once; also after the release.
+    pub fn settle(&mut self, prompt_tokens: Option<u64>, cached: Option<u64>, output_tokens: u64) {
+        if let Some(mut bill) = self.bill.take() {
+            let cached = cached.unwrap_or(bill.cached);
+            let computed = prompt_tokens.map_or(bill.computed, |prompt| prompt.saturating_sub(cached));
+            self.shared.settle(&mut bill, computed, output_tokens);
+        }
+    }
+
     /// Reports a success of the backend.
     pub fn success(&self, now: Instant) {
         if !self.released {
@@ -231,6 +259,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.release();
+        // The client left before there was usage: its prompt may have been computed, and nothing more.
+        self.settle(None, None, 0);
     }
 }
 

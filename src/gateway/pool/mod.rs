@@ -6,13 +6,17 @@
 //!                             +--> Ticket (in the pool's queue) --> Lease, or dropped, or classified again
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
-//! [`policy`]; `dispatch.rs` says who is next, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
+//! [`policy`]; `owners.rs` says which key or user is next, `dispatch.rs` which of its requests, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
 //! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `served.rs`, `known_routes.rs` and `serving.rs` which engines can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 mod settled;
-pub mod capacity;
 pub mod queue;
+mod bill;
+pub mod capacity;
+mod share_of_prefill;
+mod fair_owner;
+mod owners;
 pub mod spec;
 pub mod policy;
 mod recent_origins;
@@ -39,6 +43,7 @@ mod ejection;
 mod starting;
 mod choice;
 mod reservation;
+mod charging;
 mod dispatch;
 mod invariants;
 mod apply;
@@ -48,6 +53,7 @@ pub mod lease;
 pub mod admission;
 mod copies;
 mod serving;
+mod attained;
 pub mod foreign;
 pub mod divided;
 
@@ -60,6 +66,7 @@ pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use divided::{BackendUse, ShareEnd};
 pub use engine_work::{EngineLook, EngineWatch, EngineWork};
+pub use fair_owner::{FairOwner, OwnerView};
 pub use fault_report::FaultReport;
 pub use foreign::Claim;
 pub use health::{BackendFault, HealthRules, Phase, RefusedGateway, Spared, Verdict};

@@ -1,4 +1,4 @@
-//! The queue of one pool: bounded, in two orders that never change.
+//! The waiters of one owner in one pool (`owners.rs`; without fair queues all have one owner), in two orders that never change.
 //!
 //! The configured order: `fifo` by arrival, `shortest_first` by `arrival + aging x prompt tokens`, a virtual deadline.
 //! Both terms are fixed at arrival, so the order among waiters never changes and a sorted map is enough: no re-sorting as
@@ -6,8 +6,9 @@
 //! The order of entry: for requests that have been overtaken often enough (see `dispatch.rs`), whatever their priority
 //! and length. The queue counts the grants that may have overtaken its waiters.
 //!
-//! Two lanes: prompts that need a permit in this pool, and the rest. When a backend has no permit left, the long lane is
-//! skipped as a whole instead of waiter by waiter.
+//! Three lanes: prompts that need a permit in this pool, large prompts of owners that share the pool with others, and the rest.
+//! When a backend has no permit left, or an owner has its share of prefill there, a lane is skipped as a whole instead of waiter
+//! by waiter.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 /// A waiter's identity: an index into the admission's table of tickets.
 pub type WaiterId = u32;
+/// The place of an owner in the table of its pool (`owners.rs`).
+pub(super) type OwnerIndex = u32;
 
 /// The order of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,11 @@ impl QueuePosition {
     pub fn serial(&self) -> u64 {
         self.serial
     }
+
+    /// The priority of the request; lower goes first.
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
 }
 
 /// The lane of a waiter.
@@ -56,8 +64,34 @@ impl QueuePosition {
 pub enum Lane {
     /// Needs a prefill permit in its home pool.
     Long,
-    /// Does not.
+    /// Needs none, has an owner, and has a large prompt to compute.
+    Large,
+    /// All others.
     Rest,
+}
+
+impl Lane {
+    const ALL: [Self; 3] = [Self::Long, Self::Large, Self::Rest];
+}
+
+/// Lanes that are skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skip([bool; 3]);
+
+impl Skip {
+    /// Skips a lane from now on.
+    pub fn add(&mut self, lane: Lane) {
+        self.0[lane as usize] = true;
+    }
+
+    /// The lanes that either skips.
+    pub fn or(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane] || other.0[lane]))
+    }
+
+    fn has(self, lane: Lane) -> bool {
+        self.0[lane as usize]
+    }
 }
 
 /// The waiters of one lane, in both orders.
@@ -81,53 +115,54 @@ impl Waiters {
     }
 }
 
-/// The waiters of one pool.
+/// The waiters of one owner.
 #[derive(Debug, Default)]
 pub struct WaitQueue {
-    long: Waiters,
-    rest: Waiters,
+    lanes: [Waiters; 3],
     grants: u64,
 }
 
 impl WaitQueue {
     /// Requests that wait.
     pub fn len(&self) -> usize {
-        self.long.in_order.len() + self.rest.in_order.len()
+        self.lanes.iter().map(|lane| lane.in_order.len()).sum()
     }
 
     /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
-        self.long.in_order.is_empty() && self.rest.in_order.is_empty()
+        self.lanes.iter().all(|lane| lane.in_order.is_empty())
     }
 
     /// Adds a waiter.
     pub fn insert(&mut self, lane: Lane, key: QueuePosition, id: WaiterId) {
-        let waiters = self.lane_mut(lane);
+        let waiters = &mut self.lanes[lane as usize];
         let displaced = waiters.in_order.insert(key, id).or(waiters.by_entry.insert(key.serial, id));
         debug_assert!(displaced.is_none(), "serial numbers make keys unique");
     }
 
     /// Removes a waiter; whether it was there.
     pub fn remove(&mut self, lane: Lane, key: &QueuePosition) -> bool {
-        let waiters = self.lane_mut(lane);
+        let waiters = &mut self.lanes[lane as usize];
         waiters.by_entry.remove(&key.serial);
         waiters.in_order.remove(key).is_some()
     }
 
-    /// The first waiter strictly after `after` in queue order; `skip_long` leaves the long lane out.
-    pub fn next_after(&self, after: Option<QueuePosition>, skip_long: bool) -> Option<(QueuePosition, WaiterId)> {
-        let long = if skip_long { None } else { self.long.next_in_order(after) };
-        long.into_iter().chain(self.rest.next_in_order(after)).min()
+    /// The first waiter strictly after `after` in queue order, without the lanes to skip.
+    pub fn next_after(&self, after: Option<QueuePosition>, skip: Skip) -> Option<(QueuePosition, WaiterId)> {
+        self.open_lanes(skip).filter_map(|lane| lane.next_in_order(after)).min()
     }
 
-    /// The first waiter that entered after the one of serial `after` (0: the very first); `skip_long` leaves the long
-    /// lane out.
-    pub fn entered_after(&self, after: u64, skip_long: bool) -> Option<(u64, WaiterId)> {
-        let long = if skip_long { None } else { self.long.next_by_entry(after) };
-        long.into_iter().chain(self.rest.next_by_entry(after)).min()
+    /// The first waiter that entered after the one of serial `after` (0: the very first), without the lanes to skip.
+    pub fn entered_after(&self, after: u64, skip: Skip) -> Option<(u64, WaiterId)> {
+        self.open_lanes(skip).filter_map(|lane| lane.next_by_entry(after)).min()
     }
 
-    /// A waiter was granted room on a backend that waiters of this queue may use.
+    /// The last waiter in queue order.
+    pub fn last(&self) -> Option<(QueuePosition, WaiterId)> {
+        self.lanes.iter().filter_map(|lane| lane.in_order.last_key_value()).map(|(key, id)| (*key, *id)).max()
+    }
+
+    /// A waiter was granted room that waiters of this queue may use.
     pub fn count_grant(&mut self) {
         self.grants += 1;
     }
@@ -139,14 +174,11 @@ impl WaitQueue {
 
     /// Every waiter, in no particular order.
     pub fn ids(&self) -> impl Iterator<Item = WaiterId> + '_ {
-        self.long.by_entry.values().chain(self.rest.by_entry.values()).copied()
+        self.lanes.iter().flat_map(|lane| lane.by_entry.values().copied())
     }
 
-    fn lane_mut(&mut self, lane: Lane) -> &mut Waiters {
-        match lane {
-            Lane::Long => &mut self.long,
-            Lane::Rest => &mut self.rest,
-        }
+    fn open_lanes(&self, skip: Skip) -> impl Iterator<Item = &Waiters> {
+        Lane::ALL.into_iter().filter(move |lane| !skip.has(*lane)).map(|lane| &self.lanes[lane as usize])
     }
 }
 
@@ -154,10 +186,13 @@ impl WaitQueue {
 mod tests {
     use super::*;
 
-    fn order(queue: &WaitQueue, skip_long: bool) -> Vec<WaiterId> {
+    const NONE: Skip = Skip([false; 3]);
+    const LONG: Skip = Skip([true, false, false]);
+
+    fn order(queue: &WaitQueue, skip: Skip) -> Vec<WaiterId> {
         let mut out = Vec::new();
         let mut after = None;
-        while let Some((key, id)) = queue.next_after(after, skip_long) {
+        while let Some((key, id)) = queue.next_after(after, skip) {
             out.push(id);
             after = Some(key);
         }
@@ -171,9 +206,9 @@ mod tests {
             let serial = serial as u64;
             queue.insert(lane, QueueOrder::FIFO.key(0, Duration::from_millis(serial), 9, serial), serial as u32);
         }
-        assert_eq!(order(&queue, false), [0, 1, 2]);
-        assert_eq!(order(&queue, true), [0, 2]);
-        assert_eq!((queue.entered_after(0, false), queue.entered_after(0, true)), (Some((1, 1)), Some((2, 2))));
+        assert_eq!(order(&queue, NONE), [0, 1, 2]);
+        assert_eq!(order(&queue, LONG), [0, 2]);
+        assert_eq!((queue.entered_after(0, NONE), queue.entered_after(0, LONG)), (Some((1, 1)), Some((2, 2))));
     }
 
     #[test]

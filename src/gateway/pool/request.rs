@@ -8,6 +8,8 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::capacity::Need;
+use super::fair_owner::{EVERYONE, FairOwner};
+use super::queue::OwnerIndex;
 use super::served::{Asks, ModelKey, Wants};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::PromptPrefix;
@@ -26,6 +28,8 @@ pub struct AdmissionRequest {
     pub need: Need,
     /// Lower goes first.
     pub priority: i32,
+    /// Whose share of the home pool it uses; `None` where the pool does not share itself out.
+    pub fair: Option<FairOwner>,
     /// When the request was received; unchanged by retries and reloads. It decides the order of the queue.
     pub arrived: Instant,
     /// When it began to wait for this lease: when it was received, or when it has to be repeated. `queue.timeout` counts from there.
@@ -48,6 +52,11 @@ pub struct AdmissionRequest {
 }
 
 impl AdmissionRequest {
+    /// Its owner in the home pool's table, once admission has looked it up.
+    pub(super) fn owner(&self) -> OwnerIndex {
+        self.fair.map_or(EVERYONE, |fair| fair.index)
+    }
+
     /// The pools that may serve it, in order.
     pub(super) fn pools(&self) -> impl Iterator<Item = PoolId> + '_ {
         std::iter::once(self.home).chain(self.spill.iter().copied())

@@ -4,7 +4,7 @@
 //! backend is reserved for it, the one that has least to finish first:
 //! - at once, others go to other backends as long as those have room;
 //! - once it has reached its *overtaking limit* (see `dispatch.rs`), requests that entered after it get no room on that backend at all, until it has
-//!   slots and tokens. What runs there finishes, and then it fits: a need that an empty backend cannot grant was refused
+//!   slots and tokens. Requests of another owner that has attained less still go first (`owners.rs`). What runs there finishes, and then it fits: a need that an empty backend cannot grant was refused
 //!   when it entered.
 //!
 //! So a wide request is passed at most `overtakers_max` times on its backend, and then waits for the requests that run
@@ -31,18 +31,29 @@ impl AdmissionState {
         valid.then_some(reservation)
     }
 
-    /// Whether `backend` is kept from a request that entered as number `serial`, in favour of an earlier one.
-    pub(super) fn is_kept_from(&self, backend: BackendId, serial: u64) -> bool {
+    /// Whether `backend` is kept from a waiter, in favour of one that is served before it.
+    pub(super) fn is_kept_from(&self, backend: BackendId, waiter: &Waiter) -> bool {
         let Some(pool) = self.backend(backend).map(|b| b.pool) else { return false };
-        let Some(reserved) =
-            self.reservation(pool).filter(|reservation| reservation.backend == backend && reservation.serial < serial)
-        else {
-            return false;
+        let before = |reservation: &Reservation| {
+            reservation.backend == backend
+                && reservation.serial != waiter.key.serial()
+                && self.waiting(reservation.waiter).is_some_and(|reserved| self.is_served_before(reserved, waiter))
         };
+        let Some(reserved) = self.reservation(pool).filter(before) else { return false };
         // One that lacks only a permit keeps no slots idle.
         let lacks_room =
             |waiter: &Waiter| self.backend(backend).is_some_and(|b| b.fit(&waiter.request.need) == Fit::Full);
         self.has_reached_overtaking_limit(reserved.waiter) && self.waiting(reserved.waiter).is_some_and(lacks_room)
+    }
+
+    /// Whether a wide waiter is served before another one: of one owner the one that entered first, of two owners of a pool the one
+    /// whose owner has attained no more. So an owner with wide requests gets its share, and no more than that.
+    fn is_served_before(&self, wide: &Waiter, other: &Waiter) -> bool {
+        let (one, two) = (&wide.request, &other.request);
+        match one.home == two.home && one.owner() != two.owner() {
+            true => self.pools[one.home.index()].queue.is_before(one.owner(), two.owner()),
+            false => wide.key.serial() < other.key.serial(),
+        }
     }
 
     /// Reserves a backend for a waiter that others pass although it may use a backend with some room.
@@ -79,7 +90,16 @@ impl AdmissionState {
         let need = &waiter.request.need;
         let able = |pool, backend: &BackendId| self.can_reserve(waiter, pool, *backend);
         let first = waiter.request.pools().find(|pool| self.members(*pool).iter().any(|backend| able(*pool, backend)));
-        let best = first.filter(|pool| self.reservation(*pool).is_none()).and_then(|pool| {
+        let is_free = |pool: &PoolId| match self.reservation(*pool).and_then(|other| self.waiting(other.waiter)) {
+            None => true,
+            // Of another owner, which has had its share.
+            Some(other) => {
+                other.request.home == waiter.request.home
+                    && other.request.owner() != waiter.request.owner()
+                    && !self.is_served_before(other, waiter)
+            }
+        };
+        let best = first.filter(is_free).and_then(|pool| {
             let able = self.members(pool).iter().filter(|backend| able(pool, backend));
             let shortage = |backend: &&BackendId| self.backend(**backend).map(|found| found.shortage(need));
             Some((pool, *able.min_by_key(shortage)?))

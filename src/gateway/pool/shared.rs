@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::bill::Bill;
 use super::capacity::Allocation;
 use super::engine_load::DecodeStart;
 use super::engine_work::Bell;
@@ -64,6 +65,7 @@ impl SharedState {
             return None;
         }
         self.update(|state, wakers| {
+            state.end_charged_prefill(backend, allocation);
             let found = state.backend_mut(backend)?;
             if seen && allocation.is_prefilling() {
                 allocation.seen = Some(found.settled.begin());
@@ -78,6 +80,13 @@ impl SharedState {
     pub(super) fn charge(&self, backend: BackendId, allocation: &mut Allocation, prompt_tokens: u64) {
         if let Some(found) = self.state.lock().backend_mut(backend) {
             found.used.charge(&found.limits, allocation, prompt_tokens);
+        }
+    }
+
+    /// The owner of a request is charged for the tokens that it has taken.
+    pub(super) fn settle(&self, bill: &mut Bill, computed: u64, output: u64) {
+        if let Some(pool) = self.state.lock().pools.get_mut(bill.pool.index()) {
+            pool.queue.settle(bill, computed, output);
         }
     }
 

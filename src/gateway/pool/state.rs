@@ -11,12 +11,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::backend::BackendState;
-use super::capacity::Allocation;
+use super::capacity::{Allocation, LARGE_PROMPT};
 use super::drain_rate::DrainRate;
 use super::grant::{Entered, Grant, WaiterOutcome};
 use super::health::{BackendFault, HealthRules, Phase};
+use super::owners::Owners;
 use super::prefix::PrefixTable;
-use super::queue::{Lane, QueuePosition, WaitQueue, WaiterId};
+use super::queue::{Lane, QueuePosition, WaiterId};
 use super::request::AdmissionRequest;
 use super::room::Rooms;
 use super::share::ShareEnd;
@@ -36,7 +37,7 @@ pub(super) struct PoolState {
     pub(super) rules: PoolRules,
     /// Pools whose requests may spill into this one, in configuration order.
     pub(super) fed_by: Vec<PoolId>,
-    pub(super) queue: WaitQueue,
+    pub(super) queue: Owners,
     /// Its backend that is reserved for a waiter.
     pub(super) reserved: Option<Reservation>,
     pub(super) drain: DrainRate,
@@ -61,7 +62,12 @@ pub(super) struct Reservation {
 impl PoolState {
     /// Where a request waits.
     pub(super) fn lane_of(&self, request: &AdmissionRequest) -> Lane {
-        if self.rules.limits.is_long(request.need.prompt_tokens) { Lane::Long } else { Lane::Rest }
+        let is_large = || request.fair.is_some_and(|fair| fair.computed >= LARGE_PROMPT);
+        match self.rules.limits.is_long(request.need.prompt_tokens) {
+            true => Lane::Long,
+            false if is_large() => Lane::Large,
+            false => Lane::Rest,
+        }
     }
 }
 
@@ -73,7 +79,7 @@ pub(super) struct Waiter {
     pub(super) key: QueuePosition,
     pub(super) state: WaiterState,
     pub(super) waker: Option<Waker>,
-    /// Its queue's count of grants when it entered.
+    /// The count of grants that may overtake it, when it entered.
     pub(super) grants_before: u64,
     /// No request that arrives after this overtakes it.
     pub(super) not_overtaken_after: Instant,
@@ -104,8 +110,10 @@ pub(super) struct AdmissionState {
     pub(super) pools: Vec<PoolState>,
     pub(super) backends: Vec<Option<BackendState>>,
     pub(super) waiters: Vec<Option<Waiter>>,
-    free: Vec<WaiterId>,
+    pub(super) free: Vec<WaiterId>,
     serial: u64,
+    /// Looks for waiters so far; see `dispatch.rs`.
+    pub(super) looks: u64,
     /// Pinned requests that wait.
     pub(super) pinned: usize,
     /// Requests that were granted a backend, ever.
@@ -135,6 +143,7 @@ impl AdmissionState {
             waiters: Vec::new(),
             free: Vec::new(),
             serial: 0,
+            looks: 0,
             pinned: 0,
             grants: 0,
             rng: Rng::new(seed),
@@ -188,6 +197,7 @@ impl AdmissionState {
         if self.starts_too_late(&reachable, deadline) {
             return Entered::Shed(ShedReason::EngineStarting);
         }
+        self.find_owner(&mut request, wakers);
         let preferred = self.in_order_of_prefills(&reachable, &request);
         match self.grant_at_once(&preferred, &request) {
             Some(grant) => Entered::Granted(grant),
@@ -242,13 +252,14 @@ impl AdmissionState {
                 untried.avoid.push(backend);
             }
         }
-        if self.pools[home.index()].queue.len() > queue_length {
+        if self.pools[home.index()].queue.len() > queue_length && !self.displace(home, id, wakers) {
             self.leave(id, wakers);
             return Entered::Shed(ShedReason::QueueFull);
         }
         untried.avoid.truncate(avoided);
         self.cut_copies(&untried);
         self.reserve_if_passed(id);
+        let deadline = if self.waits_for_share(&untried) { self.patient(&untried, deadline) } else { deadline };
         Entered::Queued { id, deadline }
     }
 
@@ -299,9 +310,9 @@ impl AdmissionState {
         let key = rules.order.key(request.priority, arrived, request.need.prompt_tokens, self.serial);
         let (home, since) = (request.home, request.since);
         let not_overtaken_after = request.arrived + rules.overtaken_for();
-        let grants_before = self.pools[home.index()].queue.grants();
-        let waiter =
-            Waiter { request, lane, key, state: WaiterState::Waiting, waker: None, grants_before, not_overtaken_after };
+        let owner = request.owner();
+        let state = WaiterState::Waiting;
+        let waiter = Waiter { request, lane, key, state, waker: None, grants_before: 0, not_overtaken_after };
         let id = match self.free.pop() {
             Some(id) => {
                 self.waiters[id as usize] = Some(waiter);
@@ -317,7 +328,10 @@ impl AdmissionState {
         if pool.queue.is_empty() {
             pool.drain.begin(since);
         }
-        pool.queue.insert(lane, key, id);
+        let grants_before = pool.queue.insert(owner, lane, key, id);
+        if let Some(waiter) = self.waiters[id as usize].as_mut() {
+            waiter.grants_before = grants_before;
+        }
         id
     }
 
@@ -358,7 +372,7 @@ impl AdmissionState {
             WaiterState::Granted(backend, allocation, _) => self.release(backend, allocation, wakers),
             WaiterState::Waiting => {
                 self.pinned -= usize::from(waiter.request.pinned);
-                self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+                self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
                 // Its backend is free for the waiters that it was reserved against.
                 if let Some(backend) = self.drop_reservation(&waiter) {
                     self.dispatch(backend, wakers);
@@ -368,6 +382,7 @@ impl AdmissionState {
     }
 
     pub(super) fn release(&mut self, backend: BackendId, allocation: Allocation, wakers: &mut Wakers) {
+        self.end_charge(backend, &allocation);
         let Some(found) = self.backend_mut(backend) else { return };
         if let Some(adapter) = allocation.adapter {
             found.adapters.release(adapter);
@@ -378,6 +393,7 @@ impl AdmissionState {
         self.pools[pool.index()].drain.departed();
         if gone {
             self.backends[backend.index()] = None;
+            self.serve_loosened(pool, wakers);
         } else {
             self.dispatch(backend, wakers);
         }
@@ -444,7 +460,7 @@ impl AdmissionState {
     /// Takes a waiter out of its queue, without room for it.
     pub(super) fn end_wait(&mut self, id: WaiterId, state: WaiterState, wakers: &mut Wakers) {
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
-        self.pools[waiter.request.home.index()].queue.remove(waiter.lane, &waiter.key);
+        self.pools[waiter.request.home.index()].queue.remove(waiter.request.owner(), waiter.lane, &waiter.key);
         self.pinned -= usize::from(waiter.request.pinned);
         waiter.state = state;
         wakers.extend(waiter.waker.take());
@@ -453,13 +469,5 @@ impl AdmissionState {
     pub(super) fn load(&self) -> (usize, usize) {
         let running = self.backends.iter().flatten().map(|b| b.used.requests as usize).sum();
         (running, self.pools.iter().map(|pool| pool.queue.len()).sum())
-    }
-
-    /// Every id of a waiter is either free or in use.
-    pub(super) fn check_ids(&self) -> Result<(), String> {
-        match self.free.len() + self.waiters.iter().flatten().count() == self.waiters.len() {
-            true => Ok(()),
-            false => Err("a waiter id is neither free nor in use".to_owned()),
-        }
     }
 }

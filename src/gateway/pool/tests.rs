@@ -4,6 +4,7 @@ mod conservation;
 mod copies;
 mod cordon;
 mod divided;
+mod fair;
 mod foreign;
 mod held;
 mod large;
@@ -93,6 +94,7 @@ impl Fixture {
             spill,
             need: Need { slots: 1, prompt_tokens, output_tokens: 10 },
             priority: 0,
+            fair: None,
             arrived: self.now,
             since: self.now,
             adapter: None,

@@ -11,11 +11,15 @@ use tokio::time::Instant;
 use super::backend::Cordon;
 use super::breaker::RecentAnswers;
 use super::capacity::{BackendLimits, CapacityUsage};
+use super::fair_owner::OwnerView;
 use super::health::{Phase, RefusedGateway};
 use super::share::Share;
 use super::spec::Address;
 use super::state::{AdmissionState, WaiterState};
 use sluice_core::base::{BackendId, PoolId};
+
+/// Owners of one pool in a view.
+pub const OWNERS_SHOWN: usize = 64;
 
 /// A request that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +43,8 @@ pub struct PoolView {
     pub queue_limit: usize,
     /// It has no backend in rotation, and requests wait until it has one.
     pub holds: bool,
+    /// Owners of requests, those with waiters and most work first, at most [`OWNERS_SHOWN`]; none where it is not fair.
+    pub owners: Vec<OwnerView>,
     /// Its backends, including removed ones that still have requests.
     pub backends: Vec<BackendView>,
 }
@@ -152,6 +158,7 @@ impl AdmissionState {
             queue_length: pool.queue.len(),
             queue_limit: pool.rules.queue_length,
             holds: self.holds(PoolId::new(index)),
+            owners: pool.queue.view(OWNERS_SHOWN),
             backends: self.backends_of(PoolId::new(index)),
         });
         shown.filter(|view| !self.pools[view.id.index()].removed || !view.backends.is_empty()).collect()

@@ -66,6 +66,7 @@ struct Entry<T> {
 }
 
 impl<T> Linked for Entry<T> {
+    #[cfg(test)]
     fn links(&self) -> &[Links; 2] {
         &self.links
     }

@@ -22,6 +22,7 @@ impl Links {
 /// An entry of two lists.
 pub(super) trait Linked {
     /// Its neighbours in each list.
+    #[cfg(test)]
     fn links(&self) -> &[Links; 2];
     /// The same, to change them.
     fn links_mut(&mut self) -> &mut [Links; 2];

@@ -37,6 +37,7 @@ use super::finished::{LastRequests, RequestView};
 use super::gauges::{Dropped, Scrape};
 use super::history::Resolution;
 use super::history_report::{self, HistoryReport};
+use super::key_work::KeysWork;
 use super::keys::Keys;
 use super::openmetrics;
 #[cfg(feature = "otel")]
@@ -49,6 +50,7 @@ use super::wanted::{PoolEngines, Wanted};
 use crate::config::Config;
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::KeyTokens;
+use crate::flow::owner::KeyWork;
 use crate::flow::{Outcome, Record, Recorder};
 use sluice_core::meter::StreamStats;
 
@@ -150,6 +152,11 @@ impl Telemetry {
     /// Shows what clients hold, which `view` reads, on the metrics page. Called once.
     pub fn show_clients(&self, view: impl Fn() -> ClientView + Send + Sync + 'static) {
         series::register(&self.registry, Clients::new(view));
+    }
+
+    /// Shows what keys have of fair pools, which `view` reads, on the metrics page. Called once.
+    pub fn show_key_work(&self, view: impl Fn() -> Vec<KeyWork> + Send + Sync + 'static) {
+        series::register(&self.registry, KeysWork::new(view));
     }
 
     /// Shows the experiments, which `view` reads, on the metrics page. Called once.

@@ -125,6 +125,10 @@ families! {
         "Requests waiting in the pool's queue";
     QUEUE_LENGTH_MAX: "sluice_queue_length_max" MetricKind::Gauge, &["pool"],
         "How many requests may wait in the pool's queue: queue.length";
+    KEY_WORK: "sluice_key_work_seconds_total" MetricKind::Counter, &["pool", "key"],
+        "Seconds of engines that a key was charged in a fair pool, since it last came; of the 64 with most";
+    KEY_WAITING: "sluice_key_waiting" MetricKind::Gauge, &["pool", "key"],
+        "Requests of a key that wait in a fair pool";
     SHED: "sluice_shed_total" MetricKind::Counter, &["pool", "reason"],
         "Requests refused early for want of capacity; by home pool";
     SPILL: "sluice_spill_total" MetricKind::Counter, &["from", "to"],

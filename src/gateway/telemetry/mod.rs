@@ -24,6 +24,7 @@ mod exposition;
 mod exemplars;
 mod gauges;
 mod clients;
+mod key_work;
 mod experiments;
 mod tuner;
 mod wanted;

@@ -16,6 +16,7 @@ use crate::config::{Config, Machine, Surroundings};
 use crate::estimate::{EstimateSource, PromptEstimate};
 use crate::experiment::{CopyOutcome, Ending, ExperimentReport, Experiments, Observation, Quantity};
 use crate::flow::keys::KeyTokens;
+use crate::flow::owner::KeyWork;
 use crate::flow::record::{RetryReason, Stage, UpstreamFault};
 use crate::flow::{Outcome, Record};
 use crate::origin::Origin;
@@ -222,6 +223,8 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     let (minute, day) = (Some((7_000, 6_000)), Some((9, 500)));
     telemetry.show_keys(move || vec![KeyTokens { name: "team-a".into(), minute, day }]);
     telemetry.show_pool_engines(|| vec![PoolEngines { pool: "short".to_owned(), wanted: 2, start_seconds: 90.0 }]);
+    let work = KeyWork { pool: "short".to_owned(), key: "team-a".to_owned(), seconds: 1.5, waiting: 2 };
+    telemetry.show_key_work(move || vec![work.clone()]);
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.configured(&with_objectives());
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
@@ -432,6 +435,7 @@ fn a_backend_that_moved_is_shown_once_while_its_old_place_drains() {
         spill: SmallVec::new(),
         need: crate::pool::Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
         priority: 0,
+        fair: None,
         arrived: now,
         since: now,
         adapter: None,

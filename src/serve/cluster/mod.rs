@@ -24,6 +24,7 @@ mod any_store;
 mod units;
 mod pulse;
 mod loads;
+mod attained;
 mod view;
 mod leader_view;
 mod renewal;

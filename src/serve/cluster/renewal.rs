@@ -21,6 +21,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::attained::{self, OthersAttained};
 use super::pulse::Pulse;
 use super::store::{Found, Store, Written};
 use super::units::{amounts_of, limit_of, local_use, name_of, share_of};
@@ -132,6 +133,8 @@ pub(super) struct State {
     planned: Option<Instant>,
     asked: Option<Instant>,
     asking: Option<JoinHandle<Pages>>,
+    /// What owners of requests have had at other gateways.
+    others: OthersAttained,
     /// Backends of which others may have left something running.
     unexplained: BTreeSet<String>,
     leaves: bool,
@@ -200,8 +203,10 @@ impl<S: Store> Renewal<S> {
             self.state.read = Some(Instant::now());
             self.close(ledger);
             self.view.loads.see(ledger, self.member.id());
+            self.state.others.see(ledger, self.member.id(), &self.admission);
         }
         self.member.set_pools(self.view.own_loads());
+        self.member.set_attained(attained::own(&self.admission));
         self.claim_keys();
         let Some(plan) = self.plan(ledger.as_ref(), pages) else { return Outcome::Done };
         self.write(plan, &found).await

@@ -42,6 +42,18 @@ fn unknown_words_are_errors_and_never_a_default() {
 }
 
 #[test]
+fn fair_queues_have_an_owner_that_exists_and_weights_within_bounds() {
+    for weight in ["0", "1000000000", "-1", "0.0001"] {
+        let key = format!("auth.keys=[{{name=\"a\", sha256=\"{DIGEST}\", weight={weight}}}]");
+        one(&[&key], "auth.keys[0].weight", "is outside 0.001 to 1000");
+    }
+    one(&["pool.short.queue.fair=users"], "pool[0].queue.fair", "did you mean 'user'?");
+    one(&["pool.short.queue.fair=3"], "pool[0].queue.fair", "{ header = \"x-tenant\" }");
+    one(&["pool.short.queue.fair={ header = \"a b\" }"], "pool[0].queue.fair", "is not the name of a header");
+    one(&["pool.short.queue.fair={ headers = \"x-a\" }"], "pool[0].queue.fair", "expected \"key\"");
+}
+
+#[test]
 fn values_of_the_wrong_type_are_named() {
     one(&["pool.short.slots=many"], "pool[0].slots", "expected a whole number");
     one(&["pool.short.slots=-1"], "pool[0].slots", "-1 is outside 1 to");

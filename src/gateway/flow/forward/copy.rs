@@ -30,6 +30,7 @@ impl<U: Upstream> Attempts<'_, U> {
             spill: SmallVec::new(),
             need: self.prepared.need,
             priority: self.prepared.priority.number,
+            fair: None,
             arrived: self.incoming.arrived,
             since: self.incoming.arrived,
             prefix: Arc::clone(&self.prepared.prefix),

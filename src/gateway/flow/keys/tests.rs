@@ -12,6 +12,7 @@ fn auth(limit: config::KeyLimit) -> Auth {
         priority: 0,
         priority_min: None,
         priority_max: i32::MAX,
+        weight: 1.0,
         limit,
     };
     Auth { keys: vec![key], admin_token: None }

@@ -275,6 +275,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         if completed && let Some(prompt_tokens) = stats.usage.prompt {
             self.lease.observe_cached(prompt_tokens, stats.usage.cached);
         }
+        self.lease.settle(stats.usage.prompt, stats.usage.cached, stats.generated());
         self.context.feedback.learn(stats.usage, completed, now);
         // How long the engine would have taken is not known if it was not read for a while.
         let is_judged = completed && !self.is_held_up && self.context.route.generates();

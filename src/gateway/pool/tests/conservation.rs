@@ -12,6 +12,8 @@ enum Move {
         prompt: u64,
         slots: u32,
         priority: i32,
+        /// Its owner; 0: none.
+        owner: u64,
         /// Pinned to this backend and those after it.
         pinned: Option<usize>,
     },
@@ -19,6 +21,7 @@ enum Move {
     Abandon(usize),
     FirstToken(usize),
     Charge(usize, u64),
+    Settle(usize, u64),
     Finish(usize),
     Resize {
         slots: u32,
@@ -67,10 +70,14 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
-        6 => (0..2usize, 1..3_000u64, 1..7u32, -1..2i32, proptest::option::weighted(0.3, 0..4usize))
-            .prop_map(|(home, prompt, slots, priority, pinned)| Move::Enter { home, prompt, slots, priority, pinned }),
+        6 => (0..2usize, 1..3_000u64, 1..7u32, -1..2i32, 0..4u64, proptest::option::weighted(0.3, 0..4usize)).prop_map(
+            |(home, prompt, slots, priority, owner, pinned)| {
+                Move::Enter { home, prompt, slots, priority, owner, pinned }
+            }
+        ),
         4 => any::<usize>().prop_map(Move::Poll),
         2 => any::<usize>().prop_map(Move::Abandon),
+        1 => (any::<usize>(), 0..4_000u64).prop_map(|(lease, tokens)| Move::Settle(lease, tokens)),
         3 => any::<usize>().prop_map(Move::FirstToken),
         2 => (any::<usize>(), 0..4_000u64).prop_map(|(lease, prompt)| Move::Charge(lease, prompt)),
         4 => any::<usize>().prop_map(Move::Finish),
@@ -126,6 +133,7 @@ proptest! {
     fn permits_are_conserved_under_any_order_of_events(
         history in proptest::collection::vec(moves(), 1..120),
         shortest_first in any::<bool>(),
+        fair in any::<bool>(),
     ) {
         let aging = Duration::from_micros(if shortest_first { 250 } else { 0 });
         let order = QueueOrder { aging_per_token: aging };
@@ -134,11 +142,15 @@ proptest! {
         let (mut leases, mut tickets): (Vec<Lease>, Vec<Ticket>) = (Vec::new(), Vec::new());
         for step in history {
             match step {
-                Move::Enter { home, prompt, slots, priority, pinned } => {
+                Move::Enter { home, prompt, slots, priority, owner, pinned } => {
                     let mut request = fixture.request(home, prompt);
                     request.need.slots = slots;
                     request.priority = priority;
                     request.asks.route = Some(Route::Embeddings);
+                    let weight = (owner * owner) as f64;
+                    let own = FairOwner::new(owner, weight);
+                    let own = if owner == 3 { own.of_group(prompt % 2) } else { own };
+                    request.fair = (fair && owner > 0).then_some(own);
                     if let Some(first) = pinned {
                         request.pinned = true;
                         request.avoid = (0..first).map(BackendId::new).collect();
@@ -172,6 +184,11 @@ proptest! {
                 Move::Charge(index, prompt_tokens) => {
                     if let Some(lease) = any_of(&mut leases, index) {
                         lease.charge(prompt_tokens);
+                    }
+                }
+                Move::Settle(index, tokens) => {
+                    if let Some(lease) = any_of(&mut leases, index) {
+                        lease.settle(Some(tokens), Some(tokens / 2), tokens / 4);
                     }
                 }
                 Move::Finish(index) if !leases.is_empty() => {

@@ -29,6 +29,7 @@ impl Client {
             priority: 0,
             priority_min: None,
             priority_max: i32::MAX,
+            weight: 1.0,
             limit,
         };
         let ring = Keyring::new(&Auth { keys: vec![key], admin_token: None }, &gateway.keys);

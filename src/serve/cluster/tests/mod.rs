@@ -187,6 +187,7 @@ impl Gateway {
                 spill: Default::default(),
                 need: Need { slots: 1, prompt_tokens: 10, output_tokens: 10 },
                 priority: 0,
+                fair: None,
                 arrived: Instant::now(),
                 since: Instant::now(),
                 adapter: None,

@@ -1,0 +1,76 @@
+//! Whose share of a pool a request uses, as `queue.fair` says.
+//!
+//! An owner is a hash of 64 bits, seeded with the digest of the client's key: nobody can find a
+//! name with which to share, or spoil, the place of another key's user. It is the same at every
+//! gateway.
+
+use twox_hash::XxHash3_64;
+
+use super::incoming::IncomingRequest;
+use super::keys::{ApiKey, Keyring};
+use crate::config::Fair;
+use crate::pool::{FairOwner, PoolView};
+use sluice_core::openai::RequestView;
+
+/// The owner of a request in a pool that is fair in this way; `None`: the pool has one queue for
+/// all, or the request is a copy.
+pub(super) fn owner(fair: &Fair, incoming: &IncomingRequest, view: &RequestView<'_>) -> Option<FairOwner> {
+    if incoming.copy_for.is_some() {
+        return None;
+    }
+    let key = incoming.key.as_ref();
+    let (seed, weight) = (key.map_or(0, ApiKey::owner_id), key.map_or(1.0, |key| key.key.weight));
+    let named = |name: &[u8]| FairOwner::new(XxHash3_64::oneshot_with_seed(seed, name), weight);
+    match fair {
+        Fair::Off => None,
+        Fair::Key => Some(FairOwner::new(seed, weight)),
+        Fair::User => {
+            let user = named(view.user.as_deref().unwrap_or_default().as_bytes());
+            Some(if key.is_some() { user.of_group(seed) } else { user })
+        }
+        Fair::Header(name) => Some(named(incoming.headers.get(name).map(|value| value.as_bytes()).unwrap_or_default())),
+    }
+}
+
+/// What a key has of a fair pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyWork {
+    /// The pool.
+    pub pool: String,
+    /// The name of the key.
+    pub key: String,
+    /// Seconds of engines since it was last without requests for a while.
+    pub seconds: f64,
+    /// Requests that wait.
+    pub waiting: usize,
+}
+
+impl ApiKey {
+    /// What identifies it in fair queues. Made of its digest, which no client knows of another's
+    /// key.
+    fn owner_id(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = *self.key.sha256.bytes();
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+impl Keyring {
+    /// What keys have of the pools that share themselves out by key.
+    pub fn work(&self, pools: &[PoolView]) -> Vec<KeyWork> {
+        let mut work = Vec::new();
+        if pools.iter().all(|pool| pool.owners.is_empty()) {
+            return work;
+        }
+        for key in self.0.values() {
+            let id = key.owner_id();
+            let own = |pool: &PoolView| {
+                let owner = pool.owners.iter().find(|owner| owner.id == id)?;
+                let (pool, key) = (pool.name.to_string(), key.name().to_string());
+                Some(KeyWork { pool, key, seconds: owner.work, waiting: owner.waiting })
+            };
+            work.extend(pools.iter().filter_map(own));
+        }
+        work.sort_by(|one, other| (&one.pool, &one.key).cmp(&(&other.pool, &other.key)));
+        work
+    }
+}

@@ -1,0 +1,134 @@
+//! An owner's share of the prefill of a pool, while it shares the pool with other owners.
+//!
+//! Fair order alone does not keep an engine responsive: it computes prompts in the order in which
+//! they reach it, so whatever one owner has sent there is before the next prompt of another. With
+//! the share `s` of an owner by weight, of `N` engines:
+//!
+//! - on one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt;
+//! - its large prompts are on at most `max(1, floor(s x N))` engines at a time.
+//!
+//! So with two owners and two engines, one engine is always free of the large prompts of either,
+//! and `least_work` places the small prompts of the other there. An engine with one prompt in
+//! prefill is busy, so this costs no throughput as long as the engines of the share have work; the
+//! rest of the prefill capacity is kept for owners that were there a moment ago, and only for them
+//! (`owners/presence.rs`). An owner that is alone has no bound. Owners with many small shares may
+//! together be on all engines.
+//!
+//! Bounds: one entry for each engine on which an owner has a prompt in prefill.
+
+use smallvec::SmallVec;
+
+use super::capacity::LARGE_PROMPT;
+use sluice_core::base::BackendId;
+
+/// Prompt tokens that all owners together may have before their first token on one engine: about
+/// what vLLM computes in one step.
+const AHEAD: f64 = 8_192.0;
+
+/// What an owner may send to an engine now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allowance {
+    /// Prompt tokens to compute.
+    tokens: u64,
+    /// Whether a large prompt may be among them.
+    large: bool,
+}
+
+impl Allowance {
+    /// No bound.
+    pub(super) const ALL: Self = Self { tokens: u64::MAX, large: true };
+
+    /// Whether a prompt with so many tokens to compute may go there.
+    pub(super) fn allows(self, computed: u64) -> bool {
+        computed <= self.tokens && (self.large || computed < LARGE_PROMPT)
+    }
+
+    /// Whether no large prompt may go there.
+    pub(super) fn bars_large(self) -> bool {
+        !self.large || self.tokens < LARGE_PROMPT
+    }
+}
+
+/// The prompts of an owner on one engine that have no first token yet.
+#[derive(Clone, Copy, Debug)]
+struct OnEngine {
+    backend: BackendId,
+    tokens: u64,
+    prompts: u32,
+    large: u32,
+}
+
+/// Where an owner has prompts in prefill.
+#[derive(Debug, Default)]
+pub(super) struct PrefillUse(SmallVec<[OnEngine; 2]>);
+
+impl PrefillUse {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn begin(&mut self, backend: BackendId, computed: u64) {
+        let large = u32::from(computed >= LARGE_PROMPT);
+        match self.0.iter_mut().find(|on| on.backend == backend) {
+            Some(on) => {
+                (on.tokens, on.prompts, on.large) = (on.tokens + computed, on.prompts + 1, on.large + large);
+            }
+            None => self.0.push(OnEngine { backend, tokens: computed, prompts: 1, large }),
+        }
+    }
+
+    pub(super) fn end(&mut self, backend: BackendId, computed: u64) {
+        let Some(at) = self.0.iter().position(|on| on.backend == backend) else { return };
+        let on = &mut self.0[at];
+        on.tokens = on.tokens.saturating_sub(computed);
+        on.prompts = on.prompts.saturating_sub(1);
+        on.large = on.large.saturating_sub(u32::from(computed >= LARGE_PROMPT));
+        if on.prompts == 0 {
+            self.0.swap_remove(at);
+        }
+    }
+
+    /// What may go to `backend`, one of `engines`, by a share of the pool.
+    pub(super) fn allowance(&self, backend: BackendId, share: f64, engines: usize) -> Allowance {
+        let here = self.0.iter().find(|on| on.backend == backend);
+        let tokens = here.map_or(u64::MAX, |on| ((share * AHEAD) as u64).saturating_sub(on.tokens));
+        let with_large = self.0.iter().filter(|on| on.large > 0).count();
+        // A share of a third of three engines is one engine, whatever the last bit of the product.
+        let most = ((share * engines as f64 + 1e-9) as usize).max(1);
+        Allowance { tokens, large: here.is_some_and(|on| on.large > 0) || with_large < most }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_prompts_of_an_owner_keep_to_its_share_of_the_engines_one_at_a_time() {
+        let [first, second] = [BackendId::new(0), BackendId::new(1)];
+        let mut owner = PrefillUse::default();
+        assert!(owner.allowance(first, 0.5, 2).allows(23_600), "a single prompt, however long");
+        owner.begin(first, 4_500);
+        for (backend, computed, allowed) in
+            [(first, 4_500, false), (second, 4_500, false), (second, 200, true), (first, 200, false)]
+        {
+            assert_eq!(owner.allowance(backend, 0.5, 2).allows(computed), allowed, "{backend:?} {computed}");
+        }
+        assert!(owner.allowance(second, 0.5, 4).allows(4_500), "two of four engines");
+        assert!(owner.allowance(first, 0.5, 2).bars_large() && owner.allowance(second, 0.5, 2).bars_large());
+        owner.end(first, 4_500);
+        assert!(owner.is_empty() && owner.allowance(second, 0.5, 2).allows(4_500));
+    }
+
+    #[test]
+    fn small_prompts_go_several_at_a_time_to_every_engine() {
+        let mut owner = PrefillUse::default();
+        let sent = (0..100).take_while(|_| {
+            let allowed = owner.allowance(BackendId::new(0), 0.5, 2).allows(200);
+            owner.begin(BackendId::new(0), 200);
+            allowed
+        });
+        assert_eq!(sent.count(), 20);
+        assert!(owner.allowance(BackendId::new(1), 0.5, 2).allows(200));
+    }
+}

@@ -1,0 +1,76 @@
+//! What owners of requests have had at all gateways: fair queues count the work of all.
+//!
+//! Each gateway writes sums of its own (`sluice_cluster::attained`); here their growth is added to
+//! the owners of this gateway. What a sum was when it was first seen is left out. A sum that fell
+//! began anew. Bounds: the sums of a ledger.
+
+use std::collections::BTreeMap;
+
+use sluice_cluster::ledger::is_gateway;
+use sluice_cluster::{Attained, Ledger};
+
+use crate::pool::Admission;
+
+/// The sums of other gateways as they were counted last: by gateway, pool and owner.
+#[derive(Debug, Default)]
+pub(super) struct OthersAttained(BTreeMap<(String, String, u64), u64>);
+
+impl OthersAttained {
+    /// This was read from the store by the gateway of that id.
+    pub(super) fn see(&mut self, ledger: &Ledger, own: &str, admission: &Admission) {
+        let before = std::mem::take(&mut self.0);
+        for (id, entry) in ledger.gateways.iter().filter(|(id, _)| *id != own && is_gateway(id)) {
+            for (pool, owners) in &entry.attained {
+                for (owner, sum) in owners {
+                    let key = (id.clone(), pool.clone(), *owner);
+                    let grown = before.get(&key).map_or(0, |known| sum.checked_sub(*known).unwrap_or(*sum));
+                    if grown > 0 {
+                        admission.attained_elsewhere(pool, *owner, grown as f64 / 1e3);
+                    }
+                    self.0.insert(key, *sum);
+                }
+            }
+        }
+    }
+}
+
+/// What owners have had at this gateway.
+pub(super) fn own(admission: &Admission) -> Attained {
+    let ms = |(owner, seconds): (u64, f64)| (owner, (seconds * 1e3) as u64);
+    let pools = admission.attained().into_iter();
+    pools.map(|(pool, owners)| (pool.to_string(), owners.into_iter().map(ms).collect())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_cluster::Entry;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pool::HealthRules;
+
+    fn ledger(sums: &[(&str, u64)]) -> Ledger {
+        let mut ledger = Ledger::parse(br#"{"version":1,"begun":"l","writes":1,"known":[],"gateways":{}}"#).unwrap();
+        for (id, sum) in sums {
+            let attained = [("p".to_owned(), [(7, *sum)].into())].into();
+            ledger.gateways.insert((*id).to_owned(), Entry { attained, ..Entry::default() });
+        }
+        ledger
+    }
+
+    #[test]
+    fn sums_of_gateways_that_have_gone_are_forgotten_and_own_ones_are_not_counted() {
+        let rules = HealthRules {
+            probe_failures: 1,
+            request_failures: 1,
+            eject_base: std::time::Duration::from_secs(1),
+            eject_max: std::time::Duration::from_secs(1),
+        };
+        let (admission, mut others) = (Admission::new(Instant::now(), rules, 1), OthersAttained::default());
+        others.see(&ledger(&[("own", 1), ("b", 2), ("#earlier", 3)]), "own", &admission);
+        assert_eq!(others.0.values().copied().collect::<Vec<_>>(), [2]);
+        others.see(&ledger(&[("c", 9)]), "own", &admission);
+        assert_eq!(others.0.values().copied().collect::<Vec<_>>(), [9]);
+        assert!(own(&admission).is_empty());
+    }
+}
