@@ -92,7 +92,7 @@ fn routes_are_those_of_the_openapi_page() {
     let routes = routes.unwrap();
     assert!(routes.has(Route::Embeddings) && routes.has(Route::Score) && !routes.has(Route::ChatCompletions));
     assert!(!routes.has(Route::Rerank), "not by the path /v1/rerank");
-    assert_eq!(routes_of(br#"{"paths":{"/invocations":{}}}"#), Some(RouteSet::NONE));
+    assert_eq!(routes_of(br#"{"paths":{"/rerank":{}}}"#), Some(RouteSet::NONE));
     for page in ["", "{}", r#"{"paths":{"/generate":{}}}"#, r#"{"paths":{"/v1/embeddings":{},"/{rest:path}":{}}}"#] {
         assert_eq!(routes_of(page.as_bytes()), None, "{page}");
     }

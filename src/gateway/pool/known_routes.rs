@@ -1,8 +1,9 @@
 //! The routes that an engine has, as far as the gateway knows.
 //!
-//! An engine with a page of its routes is asked for it after a refusal; a refusal itself denies one route. Neither is
-//! believed for ever: a proxy may have refused the request, or another version may run behind the address by now. A denial
-//! counts for [`DENIED_FOR`] and a page for [`READ_FOR`]. After that one request may be refused again, and moves on.
+//! An engine with a page of its routes is asked for it after a refusal; a refusal itself denies one
+//! route. Neither is believed for ever: a proxy may have refused the request, or another version
+//! may run behind the address by now. A denial counts for [`DENIED_FOR`] and a page for
+//! [`READ_FOR`]. After that one request may be refused again, and moves on.
 //!
 //! Bounds: each route is denied once at a time.
 

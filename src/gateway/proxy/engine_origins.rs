@@ -1,18 +1,21 @@
 //! What engines say of the origins of web pages, where `server.cors` is not set.
 //!
-//! A page that may use an engine may then use the gateway, too, as with nginx in between: vLLM up to 0.30 allows every
-//! origin, later ones those of `--allowed-origins`. Its own answers (errors, `/v1/models`) need the same policy, so the
-//! gateway asks an engine in rotation with a preflight of its own, and applies the answer to all responses.
+//! A page that may use an engine may then use the gateway, too, as with nginx in between: vLLM up
+//! to 0.30 allows every origin, later ones those of `--allowed-origins`. Its own answers (errors,
+//! `/v1/models`) need the same policy, so the gateway asks an engine in rotation with a preflight
+//! of its own, and applies the answer to all responses.
 //!
-//! An answer is used at once, however old. One older than [`FRESH`] is asked for again, in a task of its own. A request waits
-//! only where nothing is known and its response would come before the answer: a preflight, and a response of the gateway
-//! itself. Engines are asked for requests whose key was accepted, and for preflights, which have no key. Where no engine
-//! answers, none is asked again for [`FAILED_FOR`].
+//! An answer is used at once, however old. One older than [`FRESH`] is asked for again, in a task
+//! of its own. A request waits only where nothing is known and its response would come before the
+//! answer: a preflight, and a response of the gateway itself. Engines are asked for requests whose
+//! key was accepted, and for preflights, which have no key. Where no engine answers, none is asked
+//! again for [`FAILED_FOR`].
 //!
-//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`] are kept. Where there are more, those leave first that no
-//! request with an accepted key has used, of these the ones that the engine does not allow, and of these the oldest: origins
-//! that anyone makes up replace none that is in use. An engine that allows every origin has one answer for all.
-//! [`ASKS_MAX`] origins are asked about at once, [`ASKS_OF_ANYONE_MAX`] of them without a key, and each once at a time.
+//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`] are kept. Where there are more,
+//! those leave first that no request with an accepted key has used, of these the ones that the
+//! engine does not allow, and of these the oldest: origins that anyone makes up replace none that
+//! is in use. An engine that allows every origin has one answer for all. [`ASKS_MAX`] origins are
+//! asked about at once, [`ASKS_OF_ANYONE_MAX`] of them without a key, and each once at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;

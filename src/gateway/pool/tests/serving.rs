@@ -289,7 +289,8 @@ fn a_refusal_of_a_model_is_no_matter_of_requests_that_wait_for_another() {
     let held: Vec<Lease> = (0..2).map(|_| fixture.lease("x")).collect();
     let mut waiting = fixture.waits("x");
     // A mark that a second look would remove.
-    let mark = wants_of(&fixture, Asks { longer_than: Some(1), ..Asks::default() });
+    let mark = wants_of(&fixture, Asks { route: Some(Route::Embeddings), needs_route: true, ..Asks::default() });
+    assert_ne!(mark, Wants::default());
     let wants = |set: Option<Wants>| {
         let mut state = fixture.admission.shared.lock();
         let request = &mut state.waiters.iter_mut().flatten().next().expect("one waits").request;
