@@ -125,7 +125,7 @@ impl Bench {
     fn end_oldest(&mut self) {
         let lease = self.running.pop_front().expect("requests run");
         lease.observe_decode(128, Duration::from_millis(8), self.now);
-        lease.success();
+        lease.success(Instant::now());
     }
 
     fn one_request(&mut self) {

@@ -79,7 +79,7 @@ impl StartError {
     pub fn is_of_configuration(&self) -> bool {
         match self {
             Self::Tokenizer { .. } | Self::Ports(_) => true,
-            Self::Journal(error) => matches!(error, JournalError::Unusable { .. }),
+            Self::Journal(error) => matches!(error, JournalError::Unusable { .. } | JournalError::Untrusted(_)),
             Self::Telemetry(error) => matches!(error, TelemetryError::AccessLog(AccessLogError::Open { .. })),
             Self::Listen(_) | Self::NoShare { .. } | Self::Upgrade(_) => false,
         }

@@ -183,8 +183,8 @@ impl Found<'_> {
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // Whether another gateway uses it is seen at the start.
-            Ok(()) | Err(JournalError::Taken { .. }) => Ok(()),
+            // Whether another gateway uses it is seen at the start; whose it is was checked above.
+            Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });
         if let Err((path, error)) = usable {
             let path = path.display();

@@ -172,6 +172,7 @@ pub(super) mod tests {
                 pools: vec![pool("short", short), pool("long", long)],
                 kubernetes: Vec::new(),
                 cluster: None,
+                keys: Vec::new(),
             },
             &page,
             Ok(requests),

@@ -149,6 +149,7 @@ fn lease(admission: &Arc<Admission>) -> Lease {
         spill: Default::default(),
         need: Need { slots: 1, prompt_tokens: 1, output_tokens: 1 },
         priority: 0,
+        fair: None,
         arrived: Instant::now(),
         since: Instant::now(),
         prefix: Default::default(),

@@ -65,6 +65,7 @@ mod tests {
             request_failures: 1,
             eject_base: std::time::Duration::from_secs(1),
             eject_max: std::time::Duration::from_secs(1),
+            max_ejected: 0.5,
         };
         let (admission, mut others) = (Admission::new(Instant::now(), rules, 1), OthersAttained::default());
         others.see(&ledger(&[("own", 1), ("b", 2), ("#earlier", 3)]), "own", &admission);
