@@ -56,6 +56,7 @@ fn record() -> Record {
         queue_wait: Duration::from_micros(2),
         connect_time: Duration::from_micros(10),
         client_wait: Duration::ZERO,
+        origin: Default::default(),
         held_up: false,
         total: Duration::from_millis(410),
         stats: Some(stats),

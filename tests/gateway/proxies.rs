@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
