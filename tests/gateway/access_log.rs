@@ -47,7 +47,8 @@ async fn every_refusal_has_its_reason_and_the_client_s_address_is_there_where_it
     access_log(&path("access.log"), 2).await;
     assert_eq!(gateway.request(chat(CHAT)).await.status(), 422);
     access_log(&path("access.log"), 3).await;
-    let (http2, _driver) = crate::http2::over(tokio::net::TcpStream::connect(gateway.address()).await.unwrap()).await;
+    let (http2, _driver) =
+        crate::http2_client::over(tokio::net::TcpStream::connect(gateway.address()).await.unwrap()).await;
     assert_eq!(http2.request("POST", "/nope", "{}").await.0, 404);
     let text = access_log(&path("access.log"), 4).await;
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

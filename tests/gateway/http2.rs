@@ -4,129 +4,20 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::client::{ResponseFuture, SendRequest};
-use h2::{Reason, RecvStream, SendStream};
-use http::{Request, Response, StatusCode};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use h2::{Reason, SendStream};
+use http::{Request, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat};
 use crate::engine::{COMPLETION, Engine, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
+use crate::http2_client::{Client, Driver, next, over, plain, rest, until};
 use crate::test_gateway::{TestGateway, eventually, eventually_within};
 use crate::tunnel::{Files, connect};
 
 /// Time in which an engine must see that a client has left.
 const SOON: Duration = Duration::from_secs(1);
-
-/// One connection.
-#[derive(Clone)]
-pub(crate) struct Client(SendRequest<Bytes>);
-
-/// A request whose response is awaited.
-pub(crate) struct Call {
-    response: ResponseFuture,
-    sending: SendStream<Bytes>,
-}
-
-pub(crate) type Driver = JoinHandle<Result<(), h2::Error>>;
-
-pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> (Client, Driver) {
-    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
-    (Client(requests), tokio::spawn(connection))
-}
-
-/// HTTP/2 with prior knowledge.
-async fn plain(gateway: &TestGateway) -> (Client, Driver) {
-    over(TcpStream::connect(gateway.address()).await.unwrap()).await
-}
-
-impl Client {
-    pub(crate) fn of(requests: SendRequest<Bytes>) -> Self {
-        Self(requests)
-    }
-
-    /// A chat with a key.
-    pub(crate) async fn chat_as(&self, key: &str, body: &str) -> Call {
-        self.send("POST", "/v1/chat/completions", Some(key), body, false).await.unwrap()
-    }
-
-    /// Sends a request whose body goes on if `more`.
-    pub(crate) async fn open(&self, method: &str, path: &str, body: &str, more: bool) -> Result<Call, h2::Error> {
-        self.send(method, path, None, body, more).await
-    }
-
-    async fn send(
-        &self,
-        method: &str,
-        path: &str,
-        key: Option<&str>,
-        body: &str,
-        more: bool,
-    ) -> Result<Call, h2::Error> {
-        let mut request = Request::builder().method(method).uri(format!("http://gate{path}"));
-        if let Some(key) = key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let request = request.header("content-type", "application/json").body(()).unwrap();
-        let mut requests = timeout(TIMEOUT, self.0.clone().ready()).await.expect("no room for a request")?;
-        let (response, mut sending) = requests.send_request(request, body.is_empty() && !more)?;
-        if !body.is_empty() {
-            // A request that was refused already takes no more; its response says why.
-            let _ = sending.send_data(Bytes::copy_from_slice(body.as_bytes()), !more);
-        }
-        Ok(Call { response, sending })
-    }
-
-    pub(crate) async fn chat(&self, body: &str) -> Call {
-        self.open("POST", "/v1/chat/completions", body, false).await.unwrap()
-    }
-
-    /// Status and body of a response.
-    pub(crate) async fn request(&self, method: &str, path: &str, body: &str) -> (StatusCode, String) {
-        let response = self.open(method, path, body, false).await.unwrap().head().await;
-        let (head, body) = response.into_parts();
-        (head.status, rest(body).await.0)
-    }
-}
-
-impl Call {
-    pub(crate) async fn head(self) -> Response<RecvStream> {
-        timeout(TIMEOUT, self.response).await.expect("no response").unwrap()
-    }
-}
-
-/// The next bytes; `None` at the end.
-async fn next(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
-    let read = timeout(TIMEOUT, body.data()).await.expect("no bytes arrived")?;
-    if let Ok(bytes) = &read {
-        body.flow_control().release_capacity(bytes.len()).unwrap();
-    }
-    Some(read)
-}
-
-/// Reads until `text` has arrived.
-pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
-    let mut read = String::new();
-    while !read.contains(text) {
-        let bytes = next(body).await.unwrap_or_else(|| panic!("ended before '{text}': {read}")).unwrap();
-        read += std::str::from_utf8(&bytes).unwrap();
-    }
-    read
-}
-
-/// What is left of a body, and how it was broken off, if it was.
-pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
-    let mut read = String::new();
-    while let Some(bytes) = next(&mut body).await {
-        match bytes {
-            Ok(bytes) => read += std::str::from_utf8(&bytes).unwrap(),
-            Err(error) => return (read, Some(error.reason().expect("a reset"))),
-        }
-    }
-    (read, None)
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_passes_at_once_over_tls_and_in_plain_text() {

@@ -50,6 +50,7 @@ mod forms;
 mod health;
 mod hostile;
 mod http2;
+mod http2_client;
 mod input;
 mod key_limits;
 mod leaving;

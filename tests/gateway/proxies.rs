@@ -77,7 +77,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     }
     let mut socket = TcpStream::connect(gateway.address()).await.unwrap();
     socket.write_all(V2).await.unwrap();
-    let (http2, _driver) = crate::http2::over(socket).await;
+    let (http2, _driver) = crate::http2_client::over(socket).await;
     assert_eq!(http2.request("POST", "/v1/nothing", "{}").await.0, 404);
     assert_eq!(clients(&log, 3).await[2], "192.0.2.33");
     // Others connect without a header.
@@ -99,7 +99,7 @@ async fn a_proxy_header_stands_before_tls() {
     let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
     let connector = TlsConnector::from(std::sync::Arc::new(files.client(&["h2"])));
     let secure = timeout(TIMEOUT, connector.connect(name, socket)).await.unwrap().unwrap();
-    let (http2, _driver) = crate::http2::over(secure).await;
+    let (http2, _driver) = crate::http2_client::over(secure).await;
     assert_eq!(http2.request("POST", "/v1/nothing", "{}").await.0, 404);
     assert_eq!(clients(&log, 1).await, ["192.0.2.33"]);
     gateway.settled().await;

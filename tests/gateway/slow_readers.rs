@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::client::{STREAMED, TestClient, chat};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, send};
-use crate::http2::{Client, over, rest, until};
+use crate::http2_client::{Client, over, rest, until};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
 /// Tokens of a stream: more than the sockets and buffers below the gateway take of it.

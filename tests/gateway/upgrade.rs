@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat, get};
 use crate::engine::{Engine, completion, ending, event, gated_stream};
-use crate::http2;
+use crate::http2_client;
 use crate::stop::{Program, run};
 use crate::test_gateway::{eventually, one_pool};
 
@@ -73,9 +73,9 @@ async fn an_upgrade_cuts_no_stream_and_closes_connections_with_their_next_respon
     running.send(chat(STREAMED)).await.until("one").await;
     let mut idle = TestClient::to(old.client).await;
     assert_eq!(idle.request(get("/health")).await.head.header("connection"), Some("keep-alive"));
-    let (h2, driver) = http2::over(tokio::net::TcpStream::connect(old.client).await.unwrap()).await;
+    let (h2, driver) = http2_client::over(tokio::net::TcpStream::connect(old.client).await.unwrap()).await;
     let mut h2_running = h2.chat(STREAMED).await.head().await.into_body();
-    http2::until(&mut h2_running, "one").await;
+    http2_client::until(&mut h2_running, "one").await;
 
     let mut new = upgrade(&home, &mut old).await;
     let mut later = TestClient::to(new.client).await;
@@ -93,7 +93,7 @@ async fn an_upgrade_cuts_no_stream_and_closes_connections_with_their_next_respon
         let response = client.response().await;
         assert!(response.whole && response.text() == event("one") + &event("two") + &ending(), "{}", response.text());
     }
-    assert_eq!(http2::rest(h2_running).await, (event("two") + &ending(), None));
+    assert_eq!(http2_client::rest(h2_running).await, (event("two") + &ending(), None));
     let closed = timeout(TIMEOUT, driver).await.expect("GOAWAY ends the connection").unwrap();
     assert!(closed.is_ok(), "in order: {closed:?}");
     drop(running);

@@ -7,23 +7,23 @@
 //! Plain data: durations are measured by the request path. Labels come from the configuration only. Prompts and
 //! responses never enter a record; of a request that is refused, the path or the name of the model does, bounded.
 
+mod guard;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
 use smallvec::SmallVec;
 
-use super::keys::InFlight;
-use super::routing_table::PoolRoute;
-use super::suspects::Trial;
-use super::trace::{RequestTrace, StepKind};
-use super::used_tokens;
+use super::trace::RequestTrace;
 use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation, ledger};
 use crate::origin::Origin;
 use sluice_core::meter::StreamStats;
 use sluice_core::openai::{PromptPrefix, Route, ShedReason};
+
+pub use guard::RecordGuard;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -353,161 +353,4 @@ pub fn client_text(text: &str) -> Box<str> {
 pub trait Recorder: Send + Sync + 'static {
     /// Called once per request. Must not block.
     fn record(&self, record: &Record);
-}
-
-/// The record of a request in progress; recorded when dropped.
-pub struct RecordGuard<'a, R: Recorder> {
-    recorder: &'a R,
-    record: Record,
-    arrived: tokio::time::Instant,
-    /// Counts against the limits of the client's key.
-    in_flight: Option<InFlight>,
-    /// Its body may kill engines: a delivery of a suspect.
-    pub(super) trial: Option<Trial>,
-    /// The connection of the last attempt closed before its response was complete.
-    pub(super) is_lost: bool,
-}
-
-impl<'a, R: Recorder> RecordGuard<'a, R> {
-    /// Creates the record of a request received at `arrived`.
-    pub fn new(recorder: &'a R, route: Option<Route>, request_id: Arc<str>, arrived: tokio::time::Instant) -> Self {
-        let record = Record {
-            upstream_id: Arc::clone(&request_id),
-            request_id,
-            trace: None,
-            route,
-            path: None,
-            key: None,
-            model: None,
-            refused_model: None,
-            home: None,
-            pool: None,
-            backend: None,
-            arm: None,
-            assigned: None,
-            copy: None,
-            stream: false,
-            estimate: None,
-            status: None,
-            outcome: Outcome::ClientGone,
-            refused: None,
-            client: None,
-            origin: Origin::default(),
-            retries: SmallVec::new(),
-            estimate_time: Duration::ZERO,
-            queue_wait: Duration::ZERO,
-            connect_time: Duration::ZERO,
-            client_wait: Duration::ZERO,
-            held_up: false,
-            total: Duration::ZERO,
-            stats: None,
-            backend_ttft: None,
-            expected_cached: 0,
-            prefix: None,
-            sequences: 1,
-            has_objectives: false,
-            slo_met: None,
-        };
-        Self { recorder, record, arrived, in_flight: None, trial: None, is_lost: false }
-    }
-
-    /// Notes the home pool, whose objectives are those of the request.
-    pub(super) fn set_home(&mut self, home: &PoolRoute) {
-        self.record.home = Some(Arc::clone(&home.name));
-        self.record.has_objectives = !home.objectives.is_empty();
-    }
-
-    /// Starts to count the request against the limits of the client's key.
-    pub(super) fn start_in_flight(&mut self, in_flight: Option<InFlight>) {
-        self.in_flight = in_flight;
-    }
-
-    /// Notes in the trace that the request waits for a lease from now on.
-    pub(super) fn begin_wait(&mut self) {
-        if let Some(trace) = &mut self.record.trace {
-            trace.step(self.arrived.elapsed(), StepKind::Queue);
-        }
-    }
-
-    /// Notes in the trace that the request is delivered to its backend from now on. If the trace is sampled, the engine gets
-    /// the span of this attempt.
-    pub(super) fn begin_attempt(&mut self, number: u32, headers: &mut HeaderMap) {
-        let Record { trace: Some(trace), pool: Some(pool), backend: Some(backend), .. } = &mut self.record else {
-            return;
-        };
-        let (pool, backend) = (Arc::clone(pool), Arc::clone(backend));
-        trace.step(self.arrived.elapsed(), StepKind::Attempt { number, pool, backend, sent: None });
-        trace.announce(number, headers);
-    }
-
-    /// Notes in the trace that the request was sent.
-    pub(super) fn sent(&mut self) {
-        if let Some(trace) = &mut self.record.trace {
-            trace.sent(self.arrived.elapsed());
-        }
-    }
-
-    /// Notes that its engine has survived the prompt.
-    pub(super) fn first_token_seen(&self) {
-        if let Some(trial) = &self.trial {
-            trial.survived();
-        }
-    }
-
-    /// What counts against those limits.
-    pub(super) fn in_flight(&mut self) -> Option<&mut InFlight> {
-        self.in_flight.as_mut()
-    }
-
-    /// Notes that a stream has had so many output tokens: more than expected are charged while it runs.
-    pub(super) fn note_tokens(&mut self, output: u64) {
-        if let Some(in_flight) = &mut self.in_flight {
-            in_flight.observe(output);
-        }
-    }
-
-    /// Stops it, before the last bytes of the response are sent: a client may send its next request as soon as it has them.
-    /// The limits on tokens are settled too, if the measurements are in the record.
-    pub(super) fn end_in_flight(&mut self) {
-        if self.record.stats.is_some() {
-            self.settle_in_flight();
-        } else if let Some(in_flight) = &mut self.in_flight {
-            in_flight.release();
-        }
-    }
-
-    /// Stops it, and settles the limits on tokens with what the record says.
-    pub(super) fn settle_in_flight(&mut self) {
-        if let Some(mut in_flight) = self.in_flight.take() {
-            in_flight.release();
-            in_flight.settle(used_tokens::used(&self.record), tokio::time::Instant::now());
-        }
-    }
-}
-
-impl<R: Recorder> std::ops::Deref for RecordGuard<'_, R> {
-    type Target = Record;
-
-    fn deref(&self) -> &Record {
-        &self.record
-    }
-}
-
-impl<R: Recorder> std::ops::DerefMut for RecordGuard<'_, R> {
-    fn deref_mut(&mut self) -> &mut Record {
-        &mut self.record
-    }
-}
-
-impl<R: Recorder> Drop for RecordGuard<'_, R> {
-    fn drop(&mut self) {
-        self.record.total = self.arrived.elapsed();
-        self.settle_in_flight();
-        self.record.judge();
-        self.recorder.record(&self.record);
-        if let Some(assigned) = &self.record.assigned {
-            let id = self.record.copy.is_none().then_some(&*self.record.request_id);
-            assigned.observe(&self.record.observation(assigned), id);
-        }
-    }
 }
