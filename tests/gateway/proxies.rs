@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -53,7 +52,7 @@ async fn a_trusted_proxy_names_the_client_in_a_header_and_nobody_else_does() {
     gateway.counts("sluice_proxy_headers_refused_total", "reason=\"forwarded_untrusted\"", 1.0).await;
     // HTTP/2.
     let socket = TcpStream::connect(gateway.address()).await.unwrap();
-    let (mut requests, connection) = h2::client::handshake::<_, Bytes>(socket).await.unwrap();
+    let (mut requests, connection) = h2::client::handshake(socket).await.unwrap();
     let _driver = tokio::spawn(connection);
     let request =
         http::Request::get("http://gate/v1/nothing").header("x-forwarded-for", "192.0.2.10").body(()).unwrap();

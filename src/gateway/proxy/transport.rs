@@ -13,7 +13,6 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -201,6 +200,8 @@ impl AsyncWrite for Transport {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
