@@ -10,6 +10,7 @@ mod cluster;
 mod cors;
 mod problems;
 mod experiments;
+mod proxies;
 mod samples;
 mod tls;
 
