@@ -198,6 +198,7 @@ impl AsyncWrite for Transport {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 

@@ -66,11 +66,6 @@ struct Entry<T> {
 }
 
 impl<T> Linked for Entry<T> {
-    #[cfg(test)]
-    fn links(&self) -> &[Links; 2] {
-        &self.links
-    }
-
     fn links_mut(&mut self) -> &mut [Links; 2] {
         &mut self.links
     }

@@ -22,9 +22,6 @@ impl Links {
 /// An entry of two lists.
 pub(super) trait Linked {
     /// Its neighbours in each list.
-    #[cfg(test)]
-    fn links(&self) -> &[Links; 2];
-    /// The same, to change them.
     fn links_mut(&mut self) -> &mut [Links; 2];
 }
 
@@ -71,8 +68,8 @@ impl Ends {
     }
 
     #[cfg(test)]
-    pub(super) fn count<const LIST: usize, E: Linked>(&self, entries: &[E]) -> usize {
-        let after = |id: &u32| Some(entries[*id as usize].links()[LIST].after).filter(|id| *id != NONE);
+    pub(super) fn count<const LIST: usize>(&self, links: impl Fn(u32) -> [Links; 2]) -> usize {
+        let after = |id: &u32| Some(links(*id)[LIST].after).filter(|id| *id != NONE);
         std::iter::successors(self.first(), after).count()
     }
 }

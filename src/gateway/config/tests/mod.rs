@@ -11,6 +11,7 @@ mod cors;
 mod problems;
 mod priorities;
 mod experiments;
+mod proxies;
 mod samples;
 mod tls;
 

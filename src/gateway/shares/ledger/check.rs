@@ -22,7 +22,8 @@ impl<O: Clone + Eq + Hash, T> Ledger<O, T> {
         let (kept, offered) = (sum(State::Kept).sum::<u64>(), sum(State::MayGiveWay).sum::<u64>());
         assert_eq!((self.kept, self.used), (kept, kept + offered));
         assert_eq!(self.leaving, sum(State::GaveWay).sum::<u64>());
-        assert_eq!(self.all.count::<ALL, _>(&self.entries), sum(State::MayGiveWay).count());
+        let links = |id: u32| self.entries[id as usize].links;
+        assert_eq!(self.all.count::<ALL>(links), sum(State::MayGiveWay).count());
         assert_eq!(self.by_name.len() + self.free_owners.len(), self.owners.len());
         let mut offering = 0;
         for (name, index) in &self.by_name {
@@ -32,7 +33,7 @@ impl<O: Clone + Eq + Hash, T> Ledger<O, T> {
             assert!(owner.name.as_ref() == Some(name) && owner.holdings == own.len() && owner.holdings > 0);
             assert_eq!(owner.units, own.iter().map(|entry| entry.units).sum::<u64>());
             let may = own.iter().filter(|entry| entry.state == State::MayGiveWay);
-            assert_eq!(owner.list.count::<OWN, _>(&self.entries), may.clone().count());
+            assert_eq!(owner.list.count::<OWN>(links), may.clone().count());
             assert_eq!(self.largest.key(*index), may.clone().next().map(|_| owner.units));
             offering += usize::from(may.count() > 0);
         }
