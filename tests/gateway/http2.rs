@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::client::{CHAT, STREAMED, TIMEOUT, TestClient, chat};
 use crate::engine::{COMPLETION, Engine, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
-use crate::http2_client::{Client, Driver, next, over, plain, rest, until};
+use crate::http2_client::{over, plain, rest, until};
 use crate::test_gateway::{TestGateway, eventually, eventually_within};
 use crate::tunnel::{Files, connect};
 
