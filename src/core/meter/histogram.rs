@@ -35,6 +35,11 @@ impl Default for ItlHistogram {
 impl ItlHistogram {
     /// Counts `tokens` gaps of `gap` each.
     pub fn record(&mut self, gap: Duration, tokens: u32) {
+        if gap.is_zero() {
+            // Events that arrived together: most of them under load.
+            self.counts[0] = self.counts[0].saturating_add(tokens);
+            return;
+        }
         let seconds = gap.as_secs_f64();
         let bucket = ITL_BUCKETS_SECONDS.partition_point(|bound| *bound < seconds);
         self.counts[bucket] = self.counts[bucket].saturating_add(tokens);

@@ -344,19 +344,26 @@ impl Tally {
         };
     }
 
-    fn event(&mut self, mut event: StreamEvent, oversize: bool, now: Instant) {
+    #[inline(always)]
+    fn event(&mut self, event: StreamEvent, oversize: bool, now: Instant) {
         self.stats.events += 1;
         self.text += event.text;
         self.stats.oversize_events += u64::from(oversize);
-        if event.is_text() {
-            // Nearly every event of a stream.
+        if event.is_text() && self.is_timed && self.first.is_some() {
+            // Nearly every event of a stream, written out: the same as below and `output`.
             self.progress += 1;
             self.stage = StreamStage::Open;
-            self.output(None, now);
-            self.last_choices = Some(now);
+            self.stats.content_events += 1;
             self.stats.token_events += 1;
+            self.stats.itl.record(now.saturating_duration_since(self.last), 1);
+            (self.last, self.last_choices) = (now, Some(now));
             return;
         }
+        self.other_event(event, now);
+    }
+
+    #[inline(never)]
+    fn other_event(&mut self, mut event: StreamEvent, now: Instant) {
         let mut is_progress = event.finish || event.kind.is_progress();
         if let Some(usage) = &mut event.usage {
             *usage = self.bounds.so_far(*usage, self.seen());

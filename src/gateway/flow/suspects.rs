@@ -25,7 +25,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use twox_hash::XxHash3_64;
+use twox_hash::XxHash64;
 
 use sluice_core::base::BackendId;
 
@@ -50,7 +50,7 @@ const TRIALS_MAX: usize = 256;
 /// Breaks that are remembered, of all engines.
 const BREAKS: usize = 32;
 /// Length of a part of a body that is hashed.
-const PART: usize = 2 << 10;
+const PART: usize = 256;
 /// Parts between the first and the last one.
 const SAMPLES: usize = 4;
 
@@ -125,11 +125,11 @@ impl Suspects {
     /// What `body` is recognised by.
     pub(super) fn hash(&self, body: &[u8]) -> BodyHash {
         if body.len() <= PART * (SAMPLES + 2) {
-            return BodyHash(XxHash3_64::oneshot_with_seed(self.seed, body));
+            return BodyHash(XxHash64::oneshot(self.seed, body));
         }
         let gap = (body.len() - PART) / (SAMPLES + 1);
         let parts = (0..=SAMPLES).map(|number| number * gap).chain([body.len() - PART]);
-        let mix = |hash, at| XxHash3_64::oneshot_with_seed(hash, &body[at..at + PART]);
+        let mix = |hash, at| XxHash64::oneshot(hash, &body[at..at + PART]);
         BodyHash(parts.fold(self.seed ^ body.len() as u64, mix))
     }
 

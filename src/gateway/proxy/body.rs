@@ -127,11 +127,14 @@ pub(super) async fn read(
     session: &mut ServerSession,
     limit: u64,
     min_rate: MinRate,
-    counted: CountedBytes,
+    mut counted: CountedBytes,
 ) -> Result<Bytes, BodyError> {
     let size = declared_size(session);
     if size.is_some_and(|size| size > limit) {
         return Err(BodyError::TooLarge);
+    }
+    if let Some(size) = size {
+        counted.expect(size);
     }
     // Otherwise it would be refused half-way.
     if size.is_some_and(|size| !counted.has_room(size)) {

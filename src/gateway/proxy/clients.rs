@@ -42,6 +42,10 @@ const HANDSHAKES_MAX: u64 = 2_048;
 const SMALL_BODY: u64 = 1 << 20;
 /// One of so many parts of the body memory is kept free for small bodies, and for newcomers.
 const BODY_PARTS: u64 = 8;
+/// Bodies that declare at most this size are counted in one sum without owners, as long as that is
+/// within one of [`BRIEF_PARTS`] of the memory: nearly all requests. Beyond it they have owners, too.
+const BRIEF_BODY: u64 = 64 << 10;
+const BRIEF_PARTS: u64 = 16;
 
 /// Counts the connections and bodies of all clients, and enforces the limits.
 #[derive(Debug)]
@@ -50,11 +54,33 @@ pub struct ClientLimits {
     refused: Arc<Shares>,
     handshakes: Arc<Shares>,
     bodies: Arc<Shares>,
+    brief: BriefBodies,
     /// The most connections of one network.
     per_address_max: AtomicU64,
     dropped: AtomicU64,
     spare: SpareBuffers,
     pub(super) proxies: ProxyReports,
+}
+
+/// The memory of small bodies.
+#[derive(Debug, Default)]
+struct BriefBodies {
+    used: AtomicU64,
+    total: AtomicU64,
+}
+
+impl BriefBodies {
+    fn take(&self, bytes: u64) -> bool {
+        let fits = self.used.fetch_add(bytes, Relaxed) + bytes <= self.total.load(Relaxed);
+        if !fits {
+            self.used.fetch_sub(bytes, Relaxed);
+        }
+        fits
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.used.load(Relaxed).saturating_add(bytes) <= self.total.load(Relaxed)
+    }
 }
 
 impl Default for ClientLimits {
@@ -65,6 +91,7 @@ impl Default for ClientLimits {
             refused: Shares::new(GivesWay::Oldest, REFUSED_MAX, 0),
             handshakes: Shares::new(GivesWay::Oldest, HANDSHAKES_MAX, 0),
             bodies: Shares::new(GivesWay::Newest, 0, 0),
+            brief: BriefBodies::default(),
             per_address_max: AtomicU64::new(u64::MAX),
             dropped: AtomicU64::new(0),
             spare: SpareBuffers::default(),
@@ -94,7 +121,9 @@ impl ClientLimits {
         self.connections.resize(server.max_connections as u64, server.connections_for_others() as u64);
         let hard = server.max_connections_per_address.map_or(u64::MAX, |max| max as u64);
         self.per_address_max.store(hard, Relaxed);
-        let bytes = server.max_body_memory.0;
+        let brief = server.max_body_memory.0 / BRIEF_PARTS;
+        self.brief.total.store(brief, Relaxed);
+        let bytes = server.max_body_memory.0 - brief;
         self.bodies.resize(bytes, bytes / BODY_PARTS);
     }
 
@@ -106,8 +135,8 @@ impl ClientLimits {
             connections: (connections.used + refused.used) as usize,
             connections_max: connections.total as usize,
             dropped: self.dropped.load(Relaxed) + refused.gave_way,
-            body_bytes: bodies.used,
-            body_bytes_max: bodies.total,
+            body_bytes: bodies.used + self.brief.used.load(Relaxed),
+            body_bytes_max: bodies.total + self.brief.total.load(Relaxed),
             handshakes: handshakes.used as usize,
             connections_gave_way: connections.gave_way,
             handshakes_gave_way: handshakes.gave_way,
@@ -147,7 +176,7 @@ impl ClientLimits {
 
     /// The body of a request of `owner`.
     pub(super) fn body(self: &Arc<Self>, owner: Owner) -> CountedBytes {
-        CountedBytes { limits: Arc::clone(self), owner, place: None, bytes: 0 }
+        CountedBytes { limits: Arc::clone(self), owner, place: None, bytes: 0, is_brief: false, brief: 0 }
     }
 }
 
@@ -239,12 +268,25 @@ pub(super) struct CountedBytes {
     owner: Owner,
     place: Option<Holding>,
     bytes: u64,
+    /// Its declared size is small.
+    is_brief: bool,
+    /// Bytes that are counted without an owner.
+    brief: u64,
+}
+
+impl Drop for CountedBytes {
+    fn drop(&mut self) {
+        if self.brief > 0 {
+            self.limits.brief.used.fetch_sub(self.brief, Relaxed);
+        }
+    }
 }
 
 impl CountedBytes {
     /// Whether a body of this many bytes could be counted now. Does not count them.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        self.limits.bodies.could(&self.owner, self.demand(bytes, bytes))
+        let is_brief = bytes <= BRIEF_BODY && self.limits.brief.has_room(bytes);
+        is_brief || self.limits.bodies.could(&self.owner, self.demand(bytes, bytes))
     }
 
     /// The demand for `by` bytes of a body that has `size` then.
@@ -265,8 +307,17 @@ impl CountedBytes {
         self.count(by, is_first) && (is_first || self.complete())
     }
 
+    /// The client has declared a body of `size` bytes.
+    pub(super) fn expect(&mut self, size: u64) {
+        self.is_brief = size <= BRIEF_BODY;
+    }
+
     fn count(&mut self, by: usize, kept: bool) -> bool {
         let by = by as u64;
+        if self.is_brief && self.limits.brief.take(by) {
+            self.brief += by;
+            return true;
+        }
         let demand = self.demand(by, self.bytes + by);
         let grown = match &self.place {
             Some(place) => place.grow(demand),
