@@ -64,7 +64,8 @@ pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>,
     }
     found.check_written_files();
     found.check_pods();
-    if engines::any(&config) {
+    found.check_owner_of_state();
+    if engines::any(&config) && !found.names(STATE) {
         found.check_state();
     }
     let runs_engines = engines::any(&config) && !(is_elected && matches!(purpose, Purpose::Start));
@@ -172,14 +173,17 @@ impl Found<'_> {
         self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
     }
 
+    /// Whose the folder of the journal is. Also without engines: experiments, the tuner's limits and
+    /// the socket for upgrades are there.
+    fn check_owner_of_state(&mut self) {
+        if let Err(untrusted) = check_state(&self.loaded.config.fleet.state) {
+            self.refuse_untrusted(STATE, &untrusted);
+        }
+    }
+
     /// The folder of the journal: whether it can be made or written, and the files that are in it.
     fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
-        // Also without engines: experiments, the tuner's limits and the socket for upgrades are
-        // there.
-        if let Err(untrusted) = check_state(state) {
-            return self.refuse_untrusted(STATE, &untrusted);
-        }
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),

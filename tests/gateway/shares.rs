@@ -39,13 +39,17 @@ fn quiet_chat() -> Vec<u8> {
 async fn unfinished_uploads_of_one_key_give_way_to_another_key_the_newest_first() {
     const PART: usize = 512 << 10;
     let engine = Engine::always(completion()).await;
-    let gateway = two_keys(&engine, &["server.max_body_memory=4MiB", "server.body_timeout=10m"]).await;
+    let gateway =
+        two_keys(&engine, &["server.max_body_memory=4MiB", "server.max_body=2MiB", "server.body_timeout=10m"]).await;
     let counted = async || gateway.metric("sluice_body_bytes", &[]).await;
     // Alone, the key fills the memory to the last byte.
     let mut held = Vec::new();
     for number in 1..=8 {
-        held.push(begin(&gateway, "loud", PART + 100, PART).await);
-        eventually("it is counted", async || counted().await == (number * PART) as f64).await;
+        // Each declares more than it sends, and the last one no more than is free.
+        let (declared, sent) = if number < 8 { (PART + 100, PART) } else { (PART, PART - 1) };
+        held.push(begin(&gateway, "loud", declared, sent).await);
+        let all = (number - 1) * PART + sent;
+        eventually("it is counted", async || counted().await == all as f64).await;
     }
     begin(&gateway, "loud", 100, 1).await.response().await.is(503, "body_memory_full");
     // Another key is served. The newest upload has paid for it.

@@ -23,11 +23,11 @@ fn long_stream() -> Vec<Step> {
     steps
 }
 
-/// A connection whose streams may send 100 bytes until the client asks for more.
+/// A connection whose streams may send 4,000 bytes until the client asks for more.
 async fn reluctant(gateway: &TestGateway) -> (Client, tokio::task::JoinHandle<Result<(), h2::Error>>) {
     let stream = TcpStream::connect(gateway.address()).await.unwrap();
     let mut settings = h2::client::Builder::new();
-    settings.initial_window_size(100);
+    settings.initial_window_size(4_000);
     let (requests, connection) = settings.handshake(stream).await.unwrap();
     (Client::of(requests), tokio::spawn(connection))
 }
@@ -79,7 +79,7 @@ async fn a_key_that_does_not_read_its_responses_holds_no_slots_beyond_its_limit(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_reads_nothing_is_cut_after_its_time_and_one_that_reads_slowly_is_not() {
     let engine = Engine::always(long_stream()).await;
-    let gateway = TestGateway::over(&[engine.url()], &["timeouts.send=1s"]).await;
+    let gateway = TestGateway::over(&[engine.url()], &["timeouts.send=3s"]).await;
     let (client, _driver) = reluctant(&gateway).await;
     let unread = client.chat(STREAMED).await.head().await.into_body();
     gateway.recorded("client_gone", 1.0).await;

@@ -125,8 +125,8 @@ table! {
         /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
         pub connect: Duration = duration("1500ms");
         /// Longest pause in which a backend takes no byte of a request, or a client no byte of a
-        /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client that reads anything, however
-        /// slowly, is not cut.
+        /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client must take 16 KiB within this
+        /// time, or all that waits for it.
         pub send: Duration = duration("60s");
         /// Longest time without a token inside a stream, and longest silence inside another response that has begun. Comments,
         /// pings and empty events are no tokens.

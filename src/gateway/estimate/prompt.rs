@@ -101,7 +101,10 @@ impl PromptEstimate {
 
     /// The same for a prompt that the engine puts behind a stored conversation of so many tokens.
     pub fn behind(self, stored: u64) -> Self {
-        Self { tokens: self.tokens.saturating_add(stored), ..self }
+        let tokens = self.tokens.saturating_add(stored);
+        // What is stored was counted: only the rest is uncertain.
+        let spread = self.spread * self.tokens as f64 / tokens.max(1) as f64;
+        Self { tokens, spread, ..self }
     }
 
     /// A count that needs no estimate.

@@ -26,6 +26,7 @@ pub(super) async fn serve<U: Upstream, R: Recorder>(
     let mut record =
         RecordGuard::new(recorder, Some(incoming.route), Arc::clone(&incoming.request_id), incoming.arrived);
     record.upstream_id = Arc::clone(&incoming.upstream_id);
+    record.origin = incoming.origin;
     record.copy = Some(CopyOutcome::Cut);
     let outcome = match prepare::prepare((owners, backends.admission), &incoming, &mut record).await {
         Ok(prepared) => {

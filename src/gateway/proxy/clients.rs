@@ -66,20 +66,29 @@ pub struct ClientLimits {
 #[derive(Debug, Default)]
 struct BriefBodies {
     used: AtomicU64,
+    /// That of all bodies.
     total: AtomicU64,
 }
 
 impl BriefBodies {
-    fn take(&self, bytes: u64) -> bool {
-        let fits = self.used.fetch_add(bytes, Relaxed) + bytes <= self.total.load(Relaxed);
+    /// Counts more bytes beside `others`. Bodies that arrive at one moment may exceed the memory by
+    /// their size.
+    fn take(&self, bytes: u64, others: u64) -> bool {
+        let used = self.used.fetch_add(bytes, Relaxed);
+        let fits = self.fits(used + bytes, others);
         if !fits {
             self.used.fetch_sub(bytes, Relaxed);
         }
         fits
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
-        self.used.load(Relaxed).saturating_add(bytes) <= self.total.load(Relaxed)
+    fn has_room(&self, bytes: u64, others: u64) -> bool {
+        self.fits(self.used.load(Relaxed).saturating_add(bytes), others)
+    }
+
+    fn fits(&self, used: u64, others: u64) -> bool {
+        let total = self.total.load(Relaxed);
+        used <= total / BRIEF_PARTS && used.saturating_add(others) <= total
     }
 }
 
@@ -121,9 +130,8 @@ impl ClientLimits {
         self.connections.resize(server.max_connections as u64, server.connections_for_others() as u64);
         let hard = server.max_connections_per_address.map_or(u64::MAX, |max| max as u64);
         self.per_address_max.store(hard, Relaxed);
-        let brief = server.max_body_memory.0 / BRIEF_PARTS;
-        self.brief.total.store(brief, Relaxed);
-        let bytes = server.max_body_memory.0 - brief;
+        let bytes = server.max_body_memory.0;
+        self.brief.total.store(bytes, Relaxed);
         self.bodies.resize(bytes, bytes / BODY_PARTS);
     }
 
@@ -136,7 +144,7 @@ impl ClientLimits {
             connections_max: connections.total as usize,
             dropped: self.dropped.load(Relaxed) + refused.gave_way,
             body_bytes: bodies.used + self.brief.used.load(Relaxed),
-            body_bytes_max: bodies.total + self.brief.total.load(Relaxed),
+            body_bytes_max: bodies.total,
             handshakes: handshakes.used as usize,
             connections_gave_way: connections.gave_way,
             handshakes_gave_way: handshakes.gave_way,
@@ -285,14 +293,16 @@ impl Drop for CountedBytes {
 impl CountedBytes {
     /// Whether a body of this many bytes could be counted now. Does not count them.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
-        let is_brief = bytes <= BRIEF_BODY && self.limits.brief.has_room(bytes);
+        let limits = &self.limits;
+        let is_brief = bytes <= BRIEF_BODY && limits.brief.has_room(bytes, limits.bodies.used());
         is_brief || self.limits.bodies.could(&self.owner, self.demand(bytes, bytes))
     }
 
     /// The demand for `by` bytes of a body that has `size` then.
     fn demand(&self, by: u64, size: u64) -> Demand {
         let max = if size > SMALL_BODY { self.limits.bodies.view().total } else { 0 };
-        Demand { spare: max / BODY_PARTS, ..Demand::of(by) }
+        let brief = self.limits.brief.used.load(Relaxed);
+        Demand { spare: brief + max / BODY_PARTS, ..Demand::of(by) }
     }
 
     /// Counts more bytes of an incomplete body. False: there is no room for them, or the body gave
@@ -314,7 +324,7 @@ impl CountedBytes {
 
     fn count(&mut self, by: usize, kept: bool) -> bool {
         let by = by as u64;
-        if self.is_brief && self.limits.brief.take(by) {
+        if self.is_brief && self.limits.brief.take(by, self.limits.bodies.used()) {
             self.brief += by;
             return true;
         }

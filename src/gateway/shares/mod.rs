@@ -21,6 +21,7 @@ pub mod ledger;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
@@ -73,13 +74,16 @@ pub struct SharesView {
 #[derive(Debug)]
 pub struct Shares {
     ledger: Mutex<Ledger<Owner, Option<Waker>>>,
+    /// Units that were held after the last change, to be read without the lock.
+    used: AtomicU64,
 }
 
 impl Shares {
     /// A resource of `total` units, the last `reserve` of which only owners within their share may
     /// keep.
     pub fn new(gives_way: GivesWay, total: u64, reserve: u64) -> Arc<Self> {
-        Arc::new(Self { ledger: Mutex::new(Ledger::new(gives_way, total, reserve)) })
+        let ledger = Mutex::new(Ledger::new(gives_way, total, reserve));
+        Arc::new(Self { ledger, used: AtomicU64::new(0) })
     }
 
     /// Changes the size. Holdings stay, also when they are more than the new total.
@@ -115,9 +119,15 @@ impl Shares {
                 }
                 fine
             })
+            .inspect(|_| self.used.store(ledger.used(), Ordering::Relaxed))
         };
         wake(gave_way);
         Some(Holding { shares: Arc::clone(self), id: id? })
+    }
+
+    /// Units that are held. Without the lock, so it may be a moment old.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 
     /// Whether a demand would be met now. Takes nothing.
@@ -152,7 +162,12 @@ impl Holding {
     /// Takes more units. False: there is no room for them, or the holding gave way.
     pub fn grow(&self, demand: Demand) -> bool {
         let mut gave_way = Vec::new();
-        let grown = self.shares.ledger.lock().grow(self.id, demand, &mut gave_way);
+        let grown = {
+            let mut ledger = self.shares.ledger.lock();
+            let grown = ledger.grow(self.id, demand, &mut gave_way);
+            self.shares.used.store(ledger.used(), Ordering::Relaxed);
+            grown
+        };
         wake(gave_way);
         grown
     }
@@ -205,7 +220,9 @@ impl Drop for Holding {
     fn drop(&mut self) {
         let _waker = {
             let mut ledger = self.shares.ledger.lock();
-            ledger.leave(self.id)
+            let waker = ledger.leave(self.id);
+            self.shares.used.store(ledger.used(), Ordering::Relaxed);
+            waker
         };
     }
 }

@@ -248,7 +248,21 @@ fn keys() -> Vec<Panel> {
             "percentunit",
             vec![apart(used, "{{instance}} {{key}} {{window}}").or_empty("no key has a limit on tokens")],
         )
-        .wide(24)
+        .wide(12)
         .about("Of tokens_per_minute and tokens_per_day; above 100 % a key owes, and its requests get 429"),
+        lines(
+            "Engine time by key",
+            "none",
+            vec![
+                apart(
+                    "sum by (pool, key) (rate(sluice_key_work_seconds_total{@gw}[$__rate_interval]))",
+                    "{{pool}} {{key}}",
+                )
+                .or_empty("no pool has a fair queue"),
+                apart("sum by (pool, key) (sluice_key_waiting{@gw})", "{{pool}} {{key}} waiting"),
+            ],
+        )
+        .wide(12)
+        .about("Engines that each key keeps busy, and its requests that wait"),
     ]
 }

@@ -3,7 +3,7 @@
 //!
 //! A write that the client does not take at once is waited for, and the engine is read meanwhile.
 //! Its bytes are measured as they arrive and copied into the backlog, which is written in pieces of
-//! at most [`BLOCK`] bytes once the client takes the bytes before them.
+//! at most [`PIECE`] bytes once the client takes the bytes before them.
 //!
 //! Bounds: [`STREAM_MAX`] for one stream and the shares of `response_memory.rs` for one client and
 //! for all. At a bound the engine is not read. That time is the client's: the stream has no ITL,
@@ -28,9 +28,13 @@ use sluice_core::meter::Forward;
 
 /// Bytes of one response that may wait for its client.
 pub(super) const STREAM_MAX: usize = 1 << 20;
-/// Bytes of a piece of the backlog, which is written as one. A client must take a piece within
-/// `timeouts.send`, so a piece is small.
+/// Bytes of a block of the backlog.
 const BLOCK: usize = 8 << 10;
+/// Bytes of the backlog that are written as one. A client must take them within `timeouts.send`, so
+/// that one which takes 35 bytes a second is not cut with the default.
+const PIECE: usize = 2 << 10;
+/// The same for bytes that a client may take at once.
+const WRITE_MAX: usize = 16 << 10;
 
 /// The bytes of one write, in order.
 #[derive(Default)]
@@ -61,6 +65,10 @@ pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> 
     // The pieces leave in one write, as far as they are gathered below.
     let mut pieces = forward.into_iter().peekable();
     while let Some(piece) = pieces.next() {
+        let mut piece = piece;
+        while piece.len() > WRITE_MAX {
+            down.body(piece.split_to(WRITE_MAX), true).await?;
+        }
         let more = finish || pieces.peek().is_some();
         down.body(piece, more).await?;
     }
@@ -78,14 +86,17 @@ pub(super) struct Backlog {
 impl Backlog {
     /// The next piece; the last one finishes a complete response. `None`: there is nothing to send.
     pub(super) fn next(&mut self, ending: Option<Ending>) -> Option<Delivery> {
-        let block = match self.blocks.pop_front() {
-            Some(block) => block.freeze(),
+        let block = match self.blocks.front_mut() {
+            Some(block) => block.split_to(block.len().min(PIECE)).freeze(),
             None if ending == Some(Ending::Complete) => {
                 return Some(Delivery { finish: true, ..Delivery::default() });
             }
             None => return None,
         };
         self.bytes -= block.len();
+        if self.blocks.front().is_some_and(BytesMut::is_empty) {
+            self.blocks.pop_front();
+        }
         if let Some(memory) = &mut self.memory {
             memory.set(self.bytes);
         }

@@ -86,7 +86,10 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.is_settled = true;
         self.record_measurements();
         self.record.end_in_flight();
-        self.lease.release();
+        // A copy that gives its room back counts as cut, and holds no room that a request could use.
+        if self.record.copy.is_none() {
+            self.lease.release();
+        }
     }
 
     /// The client has left, or does not read any more.
