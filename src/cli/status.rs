@@ -15,6 +15,8 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 
+use keys::short;
+
 use super::admin_command::{AdminPort, exit_code, with_client};
 use super::backend_list::activity;
 use super::terminal::{print_to_stdout, stdout_width, wrapped};
@@ -310,15 +312,6 @@ pub(super) fn used(used: Used) -> String {
     match used.limit {
         Some(limit) => format!("{}/{}", short(used.used), short(limit)),
         None => short(used.used),
-    }
-}
-
-/// Three digits and a k or M beyond ten thousand.
-fn short(value: u64) -> String {
-    match value {
-        0..10_000 => value.to_string(),
-        10_000..10_000_000 => format!("{:.0}k", value as f64 / 1e3),
-        _ => format!("{:.0}M", value as f64 / 1e6),
     }
 }
 

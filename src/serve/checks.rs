@@ -121,7 +121,7 @@ impl Found<'_> {
     }
 
     /// Refuses a file or folder that another user commands. An operator who looks at the files of a
-    /// service's user is told so; root may not start the gateway on them.
+    /// service's user sees a remark; root may not start the gateway on them.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,

@@ -82,7 +82,6 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let upstream = UpstreamConnector::new(&config.timeouts);
     let flow = Arc::new(Flow::new(Arc::clone(&admission), upstream, Arc::clone(&telemetry), routing));
     let clients = ClientLimits::new(&config.server);
-    flow.response_memory().configure(config.server.max_response_memory.0);
     show_clients(&telemetry, &clients, &flow);
     let app = Arc::new(App {
         flow,

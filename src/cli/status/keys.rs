@@ -1,6 +1,8 @@
 //! Lines of `sluice status` about API keys that have used a good part of a limit on tokens.
+//!
+//! A key without such a limit, or far from it, has no line: the limits that are near are what an
+//! operator looks for.
 
-use super::short;
 use crate::admin::status::{KeyStatus, Status, Used};
 
 /// Keys that have a line at most; `--json` has more.
@@ -44,5 +46,14 @@ mod tests {
                 "key team-b: 400k of 1000k tokens per day\n",
             ]
         );
+    }
+}
+
+/// Three digits and a k or M beyond ten thousand.
+pub(super) fn short(value: u64) -> String {
+    match value {
+        0..10_000 => value.to_string(),
+        10_000..10_000_000 => format!("{:.0}k", value as f64 / 1e3),
+        _ => format!("{:.0}M", value as f64 / 1e6),
     }
 }

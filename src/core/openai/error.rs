@@ -223,6 +223,7 @@ const AUTHENTICATION: &str = "authentication_error";
 const UNAVAILABLE: &str = "service_unavailable";
 const SERVER: &str = "server_error";
 const ROUTE: &str = "route_not_found";
+const KEY_WANTED: &str = "an API key is required; send 'Authorization: Bearer <key>'";
 const NOT_DECODED: &str =
     "this Content-Encoding is not read; compress the body once, with gzip, zstd or deflate, or send it plain";
 
@@ -252,12 +253,7 @@ impl Refusal {
             Self::BodyTimeout => row(408, INVALID, "body_timeout", "the body did not arrive in time"),
             Self::HeaderTimeout => row(408, INVALID, "header_timeout", "the request headers did not arrive in time"),
             Self::HeadersTooLarge => row(431, INVALID, "headers_too_large", "the request headers are too large"),
-            Self::NoKey => row(
-                401,
-                AUTHENTICATION,
-                "missing_api_key",
-                "an API key is required; send 'Authorization: Bearer <key>'",
-            ),
+            Self::NoKey => row(401, AUTHENTICATION, "missing_api_key", KEY_WANTED),
             Self::BadKey => row(401, AUTHENTICATION, "invalid_api_key", "this API key is not valid"),
             Self::OriginNotAllowed { origin } => {
                 let message =

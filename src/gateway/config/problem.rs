@@ -189,7 +189,7 @@ pub enum Situation {
     #[error("the admin address may not overlap server.listen ({listen}); give it another port")]
     AdminIsListen { listen: String },
     #[error(
-        "nobody may send a PROXY header; list the addresses of the proxies in server.trusted_proxies, or leave it out"
+        "no one may send a PROXY header; list the addresses of the proxies in server.trusted_proxies, or leave it out"
     )]
     ProxyWithoutTrust,
     #[error("'{found}' is not a host name; write it without scheme, port and path, such as \"sluice.internal\"")]

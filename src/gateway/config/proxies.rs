@@ -1,4 +1,6 @@
 //! Ranges of addresses: `server.trusted_proxies`.
+//!
+//! An address alone is a range of one. An IPv4 range also matches addresses that IPv6 maps it to.
 
 use std::fmt;
 use std::net::IpAddr;

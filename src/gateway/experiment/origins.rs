@@ -10,7 +10,7 @@
 use super::ledger::{Ending, Observation};
 use crate::origin::Origin;
 
-/// Origins that are told apart in an arm.
+/// Origins that are counted apart in an arm.
 const ORIGINS_MAX: usize = 32;
 /// How many times as often as those of the others the requests of an origin may fail and count in full.
 const CONFIRMED: f64 = 4.0;

@@ -1,4 +1,7 @@
 //! What one API key has in use and has used. It survives reloads.
+//!
+//! Counters are shared by every configuration that has the key, so a reload neither resets nor
+//! releases anything.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};

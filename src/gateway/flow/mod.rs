@@ -113,6 +113,8 @@ pub struct Flow<U, R> {
 impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// A request path that routes by `table`.
     pub fn new(admission: Arc<Admission>, upstream: U, recorder: R, table: RoutingTable) -> Self {
+        let memory = ResponseMemory::default();
+        memory.configure(table.config.server.max_response_memory.0);
         Self {
             admission,
             upstream,
@@ -120,7 +122,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             router: Router::new(table),
             owners: ResponseOwners::default(),
             copies: CopyQueue::default(),
-            memory: Arc::default(),
+            memory: Arc::new(memory),
             suspects: Arc::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),

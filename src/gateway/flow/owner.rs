@@ -1,6 +1,6 @@
 //! Whose share of a pool a request uses, as `queue.fair` says.
 //!
-//! An owner is a hash of 64 bits, seeded with the digest of the client's key: nobody can find a
+//! An owner is a hash of 64 bits, seeded with the digest of the client's key: no one can find a
 //! name with which to share, or spoil, the place of another key's user. It is the same at every
 //! gateway.
 

@@ -70,11 +70,8 @@ pub(super) async fn prepare<R: Recorder>(
     record.stream = view.stream;
     // Its original counts against the limits of the client's key.
     record.start_in_flight(start_request(key.filter(|_| incoming.copy_for.is_none()), incoming.arrived)?);
-    let prompt = Prompt {
-        shape: view.shape,
-        media_part_tokens: model.route.media_part_tokens,
-        client: key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name())),
-    };
+    let client = key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name()));
+    let prompt = Prompt { shape: view.shape, media_part_tokens: model.route.media_part_tokens, client };
     let (estimate, exact) = estimate(table, model.route, &prompt, incoming).await;
     owners.check_new(view.response_id.as_deref(), key)?;
     let continued = response_owners::continued(owners, admission, view.previous_response.as_deref(), key)?;

@@ -26,10 +26,12 @@
 //! engines repeat in it; how long a stream may be without a token by `stream_work.rs`; the
 //! downstream side limits how long a client may not read.
 
+mod parts;
+mod engine_side;
+
 mod before_token;
 mod delivery;
 mod ending;
-mod engine_side;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -51,9 +53,8 @@ use super::response_memory::MemoryOwner;
 use super::response_meter::ResponseMeter;
 use super::stream_work::{SilenceLimits, SilenceTimer, WorkClock};
 use crate::pool::Lease;
-use delivery::{Backlog, Delivery, deliver};
-use ending::{Ending, Interruption};
 use engine_side::{EngineEvent, EngineSide};
+use parts::{Backlog, Delivery, Ending, Interruption, deliver};
 use sluice_core::meter::{Forward, Objectives};
 use sluice_core::openai::Route;
 

@@ -46,11 +46,14 @@ pub(super) struct ResponseOwners {
     table: Mutex<Table>,
 }
 
+/// When an id was first seen, and the id.
+type Seen = Option<(Instant, Arc<str>)>;
+
 #[derive(Debug)]
 struct Table {
     by_id: HashMap<Arc<str>, Remembered>,
     /// A unit for each id, with when it was first seen.
-    shares: Ledger<Option<Arc<str>>, Option<(Instant, Arc<str>)>>,
+    shares: Ledger<Option<Arc<str>>, Seen>,
 }
 
 #[derive(Debug)]

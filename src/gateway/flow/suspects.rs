@@ -6,7 +6,7 @@
 //! 2. A suspect is delivered again in its *turn*: one suspect at a time, until its first token, its end, or [`TURN`]. So at the next
 //!    death it is known which suspect was there. A suspect that waited [`WAIT_MAX`] for its turn goes without.
 //! 3. When the engine of a suspect dies and no other suspect is there, that body is refused for [`REFUSED_FOR`]. Suspects whose
-//!    first token was seen are considered only if there is no other. If several remain, nobody is refused, and all stay suspects.
+//!    first token was seen are considered only if there is no other. If several remain, no one is refused, and all stay suspects.
 //!    Requests that were no suspects become some.
 //! 4. A connection that breaks alone, while more than [`FEW`] other requests go on, is no death.
 //! 5. No request is delivered again after two deaths, whatever is known about its body.
@@ -267,7 +267,7 @@ impl State {
 impl Trial {
     /// Waits until no other suspect has the turn, and takes it.
     pub(super) async fn turn(&self) {
-        let patience = Instant::now() + WAIT_MAX;
+        let wait_max = Instant::now() + WAIT_MAX;
         loop {
             let freed = self.suspects.freed.notified();
             let now = Instant::now();
@@ -281,12 +281,12 @@ impl Trial {
                     }
                 }
             };
-            if now >= patience {
+            if now >= wait_max {
                 return;
             }
             tokio::select! {
                 () = freed => {}
-                () = sleep_until(until.min(patience)) => {}
+                () = sleep_until(until.min(wait_max)) => {}
             }
         }
     }

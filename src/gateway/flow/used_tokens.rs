@@ -7,7 +7,7 @@
 //! | has output, whole or cut | prompt and output, as counted |
 //! | its client left before the first token of a stream | its prompt |
 //! | its client left before a response that is not streamed | as it was expected |
-//! | is complete, and nobody has counted | as it was expected |
+//! | is complete, and no one has counted | as it was expected |
 //!
 //! Counted is what the engine reports, within bounds (`request_bounds.rs`), or else one token for each event that carried some.
 //! Cached prompt tokens count in full. Of several attempts the last one counts: those before it have shown no output.

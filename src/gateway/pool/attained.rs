@@ -10,10 +10,13 @@ use super::admission::Admission;
 /// Owners of one pool of which other gateways learn.
 const SHARED: usize = 64;
 
+/// Sums of owners, by their hash.
+type AttainedSums = Vec<(u64, f64)>;
+
 impl Admission {
     /// Seconds of engines that owners have had here, by pool: sums that grow while an owner is
     /// known.
-    pub fn attained(&self) -> Vec<(Arc<str>, Vec<(u64, f64)>)> {
+    pub fn attained(&self) -> Vec<(Arc<str>, AttainedSums)> {
         let state = self.shared.lock();
         let fair = state.pools.iter().filter(|pool| pool.queue.is_fair() && !pool.removed);
         fair.map(|pool| (Arc::clone(&pool.name), pool.queue.attained(SHARED))).collect()

@@ -4,7 +4,7 @@
 //! *overtaking limit*, in the order in which they entered; then the queue of the backend's pool in its configured order;
 //! then the queues of the pools that spill into it. In a fair pool this is the order within one owner, and `owners.rs` says whose
 //! turn it is; only grants to the same owner count below, and between owners the bounds of `owners.rs` hold. An owner with a waiter
-//! at the limit is served as if it had the best priority that waits, so priorities starve nobody either.
+//! at the limit is served as if it had the best priority that waits, so priorities starve no one either.
 //!
 //! A request `w` is *overtaken* by `r` when `r` entered after it and is granted room in which `w` would have fit. With
 //! `Q` the length and `T` the timeout of w's queue, for every order, priority and length, and beside reservations:

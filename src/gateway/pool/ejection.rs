@@ -56,7 +56,7 @@ impl AdmissionState {
         let members = others().count() + 1;
         match () {
             () if out + 1 == members => Some(Spared::OnlyOne),
-            // An engine that refuses the gateway serves nobody.
+            // An engine that refuses the gateway serves no one.
             () if fault != BackendFault::Credentials && out + 1 > self.rules.most_ejected(members) => {
                 Some(Spared::MaxEjected)
             }

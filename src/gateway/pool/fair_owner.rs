@@ -1,4 +1,6 @@
 //! Whose share of a pool a request uses, and how much of it an owner has had.
+//!
+//! An owner is a keyed hash with a weight: names stay where they came from.
 
 use std::cmp::Ordering;
 

@@ -18,7 +18,7 @@
 //!   that has least of the engines.
 //! - A newcomer starts at V: between the level of what starts now and that of what ends now, since
 //!   half of what runs is done on average. So it takes over its share of what runs, and gets
-//!   nothing for the time before. Nobody keeps credit for being idle. An owner whose requests fit
+//!   nothing for the time before. No one keeps credit for being idle. An owner whose requests fit
 //!   nowhere is at most [`LAG_MAX`] behind V.
 //! - Deficit round robin would need a quantum above the largest request, and visits owners that
 //!   wait for their turn; a tree of levels finds the next in O(log n).

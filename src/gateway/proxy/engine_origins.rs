@@ -129,8 +129,9 @@ impl Table {
         self.any = None;
         self.by_origin.insert(origin.as_bytes().into(), answer);
         if self.by_origin.len() > ORIGINS_MAX {
-            let least = |(_, answer): &(&Box<[u8]>, &Answer)| (answer.in_use, answer.allow.is_some(), answer.at);
-            let least = self.by_origin.iter().min_by_key(least).map(|(origin, _)| origin.clone());
+            let rank = |answer: &Answer| (answer.in_use, answer.allow.is_some(), answer.at);
+            let least = self.by_origin.iter().min_by_key(|(_, answer)| rank(answer));
+            let least = least.map(|(origin, _)| origin.clone());
             least.and_then(|origin| self.by_origin.remove(&origin));
         }
     }

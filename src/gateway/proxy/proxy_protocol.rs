@@ -11,7 +11,7 @@
 //! | version 1, `TCP4` or `TCP6` | its source address |
 //! | version 1, `UNKNOWN` | the peer |
 //!
-//! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of anybody else that
+//! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of any client else that
 //! begins with one is refused, and is served as usual otherwise.
 //!
 //! Bounds: [`V2_MAX`] bytes, of which the fields after the addresses are not kept; 107 bytes in
@@ -49,21 +49,24 @@ pub(super) async fn read(
     pause: Duration,
 ) -> Result<Option<IpAddr>, ()> {
     let (from, reports) = (counted.address(), &counted.limits().proxies);
-    let refuse = |fault| reports.report(fault, from);
+    let refuse = |fault| {
+        reports.report(fault, from);
+        Err(())
+    };
     if !server.is_trusted_proxy(from) {
         let mut first = [0; V2_SIGNATURE.len()];
         let seen = timeout(idle, stream.peek(&mut first)).await.map_err(|_| ())?.map_err(|_| ())?;
         let seen = &first[..seen];
         let is_header = seen.starts_with(V1_START) || seen == V2_SIGNATURE;
-        return if is_header { Err(refuse(ProxyFault::Untrusted)) } else { Ok(None) };
+        return if is_header { refuse(ProxyFault::Untrusted) } else { Ok(None) };
     }
     match timeout(pause, header(stream)).await {
         Ok(Ok(client)) => Ok(client.map(|client| client.to_canonical())),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(refuse(ProxyFault::Malformed)),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::Unsupported => Err(refuse(ProxyFault::Missing)),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => refuse(ProxyFault::Malformed),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::Unsupported => refuse(ProxyFault::Missing),
         // A proxy that only checks whether the port is open sends nothing.
         Ok(Err(_)) => Err(()),
-        Err(_) => Err(refuse(ProxyFault::Timeout)),
+        Err(_) => refuse(ProxyFault::Timeout),
     }
 }
 

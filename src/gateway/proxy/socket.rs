@@ -206,7 +206,7 @@ impl ClientSocket {
     /// The socket of a connection.
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
-        // The address that a PROXY header has named; nobody needs the port. It cannot be set already.
+        // The address that a PROXY header has named; no one needs the port. It cannot be set already.
         let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
         let socket = Arc::new(socket);
         Self {

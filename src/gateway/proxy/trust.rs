@@ -2,7 +2,7 @@
 //!
 //! | source | believed from |
 //! |---|---|
-//! | the peer address of the connection | everybody |
+//! | the peer address of the connection | every client |
 //! | a PROXY header (`proxy_protocol.rs`) | `server.trusted_proxies`, with `server.proxy_protocol` |
 //! | `X-Forwarded-For` | `server.trusted_proxies` |
 //!
@@ -157,6 +157,6 @@ mod tests {
         assert_eq!(client(&headers, from, &trusting, &reports), from);
         assert_eq!(reports.refused()[ProxyFault::Forwarded as usize], 1);
         assert_eq!(client(&headers, from, &server(&[]), &reports), from);
-        assert_eq!(reports.refused()[ProxyFault::Forwarded as usize], 1, "nobody expects the header");
+        assert_eq!(reports.refused()[ProxyFault::Forwarded as usize], 1, "no one expects the header");
     }
 }

@@ -1,4 +1,6 @@
 //! How much an owner asks for, and under which conditions.
+//!
+//! The conditions bound one owner, or keep units free for others.
 
 /// A demand for units.
 #[derive(Clone, Copy, Debug)]

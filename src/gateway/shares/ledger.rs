@@ -5,7 +5,7 @@
 //! of a client). With `owners` the number of owners that hold units, including the one that asks:
 //!
 //! 1. The fair share is `total / owners`, at least one unit.
-//! 2. Free room goes to whoever asks: an owner that is alone may have all of it.
+//! 2. Free room goes to who asks: an owner that is alone may have all of it.
 //! 3. Without free room, an owner that stays within its fair share gets room. The largest owner
 //!    above the fair share gives it up: of its holdings that may give way the newest or the oldest,
 //!    see [`GivesWay`].
@@ -14,7 +14,7 @@
 //! 5. With [`GivesWay::Oldest`], when no owner is above the fair share (there are as many owners as
 //!    units), the oldest holding of all gives way.
 //! 6. A holding that is *kept* no longer gives way. The last `reserve` units are kept only for
-//!    owners within their fair share, counted as if one more owner were there. So whoever comes
+//!    owners within their fair share, counted as if one more owner were there. So who comes
 //!    next finds room.
 //!
 //! The units of a holding that gives way are free at once, although its holder returns them a
@@ -91,7 +91,7 @@ pub struct Ledger<O, T> {
     kept: u64,
     leaving: u64,
     gave_way: u64,
-    /// Keyed with a secret of the process (`RandomState`), so that nobody can choose colliding
+    /// Keyed with a secret of the process (`RandomState`), so that no one can choose colliding
     /// names.
     by_name: HashMap<O, u32>,
     owners: Vec<Owner<O>>,

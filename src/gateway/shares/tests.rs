@@ -100,7 +100,7 @@ fn a_demand_is_foreseen_as_it_is_met() {
     assert!(ledger.could(&1, Demand::of(10)) && !ledger.could(&1, Demand::of(11)));
 }
 
-/// Any order of operations keeps the sums right, stays within the bounds, lets nobody take from an
+/// Any order of operations keeps the sums right, stays within the bounds, lets no one take from an
 /// owner within its share while another is above it, and returns every unit.
 #[test]
 fn any_order_of_operations_keeps_the_rule_and_returns_everything() {

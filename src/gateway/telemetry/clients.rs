@@ -61,8 +61,9 @@ pub const PROXY_FAULTS: usize = 5;
 /// Label values of [`ProxyFault`], in its order.
 const FAULTS: [&str; PROXY_FAULTS] = ["untrusted", "missing", "malformed", "timeout", "forwarded_untrusted"];
 
+type Count = fn(&ClientView) -> u64;
 /// Shared resources, with how the count of holdings that gave way is read.
-const GAVE_WAY: [(&str, fn(&ClientView) -> u64); 4] = [
+const GAVE_WAY: [(&str, Count); 4] = [
     ("connections", |view| view.connections_gave_way),
     ("handshakes", |view| view.handshakes_gave_way),
     ("body_memory", |view| view.bodies_gave_way),

@@ -73,6 +73,9 @@ fn text(label: &Option<Arc<str>>) -> &str {
     label.as_deref().unwrap_or_default()
 }
 
+/// A history with the class that it was looked up by.
+type KnownHistory = (Arc<str>, Arc<PairHistory>);
+
 /// The series that requests of one combination update.
 pub(super) struct Series {
     pub(super) ttft: TracedHistogram,
@@ -91,7 +94,7 @@ pub(super) struct Series {
     pub(super) ran_in: Arc<PoolSeries>,
     history: Arc<PairHistory>,
     /// Those of short and long requests, with the class that they were looked up by.
-    by_length: [parking_lot::Mutex<Option<(Arc<str>, Arc<PairHistory>)>>; 2],
+    by_length: [parking_lot::Mutex<Option<KnownHistory>>; 2],
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],
 }

@@ -184,9 +184,19 @@ fn limits() -> Vec<Panel> {
         lines("Connections dropped", "none", vec![adds(dropped, "dropped")])
             .wide(6)
             .about("Closed without a response, because too many were being refused already"),
-        lines("Request bodies in memory", "percentunit", vec![used("sluice_body_bytes", "sluice_body_bytes_max")])
+        lines("Bodies and waiting responses in memory", "percentunit", vec![used("sluice_body_bytes", "sluice_body_bytes_max"), used("sluice_response_bytes", "sluice_response_bytes_max")])
             .wide(6)
             .about("Of server.max_body_memory; beyond it a request gets 503"),
+        lines(
+            "Time that clients take to read, P99",
+            "s",
+            vec![apart(
+                "histogram_quantile(0.99, sum by (le, instance) (rate(sluice_client_wait_seconds_bucket{@gw}[$__rate_interval])))",
+                "{{instance}}",
+            )],
+        )
+        .wide(6)
+        .about("Of requests whose clients kept bytes waiting; no part of any latency of an engine"),
         lines("Open file descriptors", "percentunit", vec![used("process_open_fds", "process_max_fds")]).wide(6),
     ]
 }

@@ -9,11 +9,11 @@ fn ranges_are_refused_with_what_to_write() {
     wrong(r#"server.trusted_proxies=["proxy"]"#, "server.trusted_proxies[0]", "not a range of addresses");
     wrong(r#"server.trusted_proxies=["10.1.2.3/8"]"#, "server.trusted_proxies[0]", "write \"10.0.0.0/8\"");
     wrong("server.trusted_proxies=10.0.0.0/8", "server.trusted_proxies", "expected a list");
-    wrong("server.proxy_protocol=true", "server.proxy_protocol", "nobody may send a PROXY header");
+    wrong("server.proxy_protocol=true", "server.proxy_protocol", "no one may send a PROXY header");
 }
 
 #[test]
-fn nobody_is_trusted_unless_the_configuration_says_so() {
+fn no_one_is_trusted_unless_the_configuration_says_so() {
     let address = "10.1.2.3".parse().unwrap();
     assert!(!read(TWO_POOLS).unwrap().config.server.is_trusted_proxy(address));
     let sets = [r#"server.trusted_proxies=["192.0.2.1", "10.0.0.0/8"]"#, "server.proxy_protocol=true"];

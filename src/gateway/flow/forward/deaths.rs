@@ -1,4 +1,6 @@
 //! Requests whose engine dies: `suspects.rs` has the rules, this file asks it at the right moments.
+//!
+//! Before a delivery it asks whether the body is a suspect; after a broken one it reports a death.
 
 use std::time::Duration;
 

@@ -4,8 +4,9 @@
 //! serve may be out of date. Such an answer is no fault, and costs no attempt. A refusal counts only
 //! if its whole body was read, and not where one engine alone can serve the request.
 //!
-//! Bounds: a request moves on at most [`MOVES_MAX`] times, once where no list has its model
-//! ([`UNLISTED_MOVES_MAX`]). The refusal after that ends it, whatever `retry.attempts` is.
+//! Bounds: a request moves on at most [`MOVES_MAX`] times, also where no list has its model: while
+//! engines are renamed one by one, only one of them may have it. The refusal after that ends it,
+//! whatever `retry.attempts` is.
 
 use http::StatusCode;
 use tokio::time::Instant;
@@ -24,8 +25,6 @@ use sluice_core::openai::Refusal;
 
 /// How often a request goes on to another engine because one does not serve its model, its route or its length.
 const MOVES_MAX: u32 = 8;
-/// The same where every engine lists its models and none lists that of the request: one may have loaded it since.
-const UNLISTED_MOVES_MAX: u32 = 1;
 
 impl<U: Upstream> Attempts<'_, U> {
     /// Reads the body of a refusal after which another engine may serve the request. Returns whether all of it was read.
@@ -71,15 +70,9 @@ impl<U: Upstream> Attempts<'_, U> {
             lease.refused_by_engine(lack, Instant::now());
         }
         lease.success(Instant::now());
-        let most = if refused == Refused::Model && self.is_listed_nowhere() { UNLISTED_MOVES_MAX } else { MOVES_MAX };
-        let may = self.moves < most;
+        let may = self.moves < MOVES_MAX;
         self.moves += u32::from(may);
         may
-    }
-
-    fn is_listed_nowhere(&self) -> bool {
-        let model = self.prepared.asks.model;
-        model.is_some_and(|model| self.backends.admission.is_listed_nowhere(self.pools(), model))
     }
 
     fn pools(&self) -> impl Iterator<Item = PoolId> + '_ {

@@ -1,3 +1,5 @@
+//! Rates, bursts and debts on virtual time.
+
 use super::*;
 use sluice_core::base::Rng;
 

@@ -1,3 +1,5 @@
+//! Keys, and their limits on what runs at once.
+
 use super::*;
 use crate::config::{self, KeyDigest, ModelScope};
 use crate::pool::Need;

@@ -12,7 +12,7 @@ use super::super::attempt::{BusyBackend, FailedAttempt, HeldResponse};
 use super::super::elsewhere::{Elsewhere, EngineAnswer};
 use super::super::record::{Outcome, Recorder, UpstreamFault};
 use super::Pump;
-use super::delivery::Delivery;
+use super::parts::Delivery;
 use sluice_core::meter::{Forward, StreamStage};
 use sluice_core::openai::{Route, UpstreamError};
 

@@ -16,33 +16,10 @@ use super::super::faults;
 use super::super::record::{Outcome, Recorder, RetryReason, Stage, UpstreamFault, engine_refusal};
 use super::super::response_meter::{is_busy, is_client_error};
 use super::Pump;
-use super::delivery::Delivery;
+use super::parts::{Delivery, Ending, Interruption};
 use crate::pool::BackendFault;
 use sluice_core::meter::Forward;
 use sluice_core::openai::error::{StreamFailure, sse_error_event};
-
-/// How a response ends at the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// In order.
-    Complete,
-    /// The connection is closed when the client has what came before the end.
-    Cut,
-    /// The gateway stops, and the client has not read the rest.
-    Stopped,
-    ClientGone,
-}
-
-/// Why the backend does not complete a response.
-pub(super) enum Interruption {
-    Broken(ExchangeError),
-    /// The body ended in order, but a choice has no finish reason: the engine was stopped.
-    Unfinished,
-    Hung,
-    Silent,
-    /// The gateway stops, and its drain time is over.
-    Stopping,
-}
 
 impl<R: Recorder> Pump<'_, '_, R> {
     /// The backend's response has ended in order.

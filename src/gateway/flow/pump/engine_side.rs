@@ -1,4 +1,6 @@
 //! The engine's side of a response that is passed on: its exchange, and what ends a wait for it.
+//!
+//! It knows nothing of the client: the pump passes in what else may end a wait.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,6 @@
 //! The record of a request that is in progress.
+//!
+//! It is handed over when dropped, so that a request whose task is cancelled is recorded too.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -107,7 +107,7 @@ async fn a_prompt_that_only_an_engine_that_is_away_would_take_is_shed_and_not_re
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_that_nobody_lists_gets_the_engine_s_answer_while_another_engine_is_away() {
+async fn a_name_that_no_one_lists_gets_the_engine_s_answer_while_another_engine_is_away() {
     let test = TestFlow::new(vec![Script::Json(404, UNKNOWN)], vec![good()]);
     (0..2).for_each(|engine| test.serves(engine, Served::list(["other"]), None));
     let away = test.flow.routing_table().pools[0].backends[1];
@@ -117,12 +117,12 @@ async fn a_name_that_nobody_lists_gets_the_engine_s_answer_while_another_engine_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_that_no_list_has_moves_on_once_and_any_other_request_a_bounded_number_of_times() {
+async fn a_name_that_no_list_has_moves_on_a_bounded_number_of_times_as_any_other() {
     let test = of_many(12, &Script::Json(404, UNKNOWN));
     (0..12).for_each(|engine| test.serves(engine, Served::list(["other"]), None));
     let (client, record) = test.request(PLAIN).await;
     assert_eq!((client.head.unwrap().status.as_u16(), client.body), (404, UNKNOWN.as_bytes().to_vec()));
-    assert_eq!((test.asked().len(), record.retries.as_slice()), (2, &[RetryReason::NotServed][..]));
+    assert_eq!((test.asked().len(), record.retries.len()), (9, 8), "engines may be renamed one by one");
 
     let test = of_many(12, &Script::Json(404, UNKNOWN));
     test.set_attempts(3);

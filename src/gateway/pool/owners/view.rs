@@ -1,4 +1,6 @@
 //! What is seen of the owners of a pool: for views, for other gateways, and for tests.
+//!
+//! Views are bounded: those with most work, and those that wait, come first.
 
 use super::{Level, OwnerView, Owners};
 
@@ -14,7 +16,7 @@ impl Owners {
                 running: owner.running,
             });
         let mut all: Vec<OwnerView> = shown.collect();
-        all.sort_by(|one, other| (other.waiting > 0, Level(other.work)).cmp(&(one.waiting > 0, Level(one.work))));
+        all.sort_by_key(|owner| std::cmp::Reverse((owner.waiting > 0, Level(owner.work))));
         all.truncate(most);
         all
     }

@@ -63,7 +63,7 @@ fn connections_with_a_request_leave_a_quarter_to_others() {
     assert_eq!([0, 1, 2, 3].map(|at: usize| held[at].begin(address("10.0.0.1"))), [true, true, true, false]);
     let other = connect("10.0.0.2");
     assert!(!other.refused && other.begin(address("10.0.0.2")));
-    assert!(connect("10.0.0.3").refused, "nobody is without a request");
+    assert!(connect("10.0.0.3").refused, "no one is without a request");
 }
 
 #[test]
@@ -126,7 +126,7 @@ async fn of_connections_that_are_refused_the_oldest_gives_way() {
 }
 
 #[tokio::test]
-async fn a_handshake_always_finds_a_place_whoever_stops_in_one() {
+async fn a_handshake_always_finds_a_place_who_stops_in_one() {
     let (limits, server) = limits(1_000_000);
     let places = |address: IpAddr| {
         let connection = limits.connected(address, &server).unwrap();
