@@ -39,7 +39,7 @@ async fn clients(log: &Path, lines: usize) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_trusted_proxy_names_the_client_in_a_header_and_nobody_else_does() {
+async fn a_trusted_proxy_names_the_client_in_a_header_and_no_one_else_does() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("access.log");
     let (_engine, gateway) = gateway(&log, &[]).await;

@@ -91,7 +91,7 @@ async fn one_address_may_have_every_connection_until_another_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handshakes_that_stop_cost_nobody_a_handshake() {
+async fn handshakes_that_stop_cost_no_one_a_handshake() {
     let (files, engine) = (Files::new(), Engine::always(completion()).await);
     let own = files.server();
     let mut sets: Vec<&str> = own.iter().map(String::as_str).collect();

@@ -45,8 +45,7 @@ pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) 
         None => {
             let (flag, joined) = (format!("--{SCHEDULING_POLICY}"), format!("--{SCHEDULING_POLICY}={PRIORITY}"));
             let pairs = launch.command.windows(2);
-            launch.command.iter().any(|word| *word == joined)
-                || pairs.into_iter().any(|pair| pair[0] == flag && pair[1] == PRIORITY)
+            launch.command.contains(&joined) || pairs.into_iter().any(|pair| pair[0] == flag && pair[1] == PRIORITY)
         }
     }
 }

@@ -18,7 +18,7 @@ use sluice_core::openai::ShedReason;
 
 /// A request that waits only for its owner's share of prefill waits up to so many times
 /// `queue.timeout`.
-const PATIENCE: u32 = 4;
+const WAIT_MAX: u32 = 4;
 
 impl AdmissionState {
     /// Looks up the owner of a request that enters its home pool.
@@ -113,7 +113,7 @@ impl AdmissionState {
     /// given up after `queue.timeout` either.
     pub(super) fn patient(&self, request: &AdmissionRequest, deadline: Instant) -> Instant {
         let timeout = self.pools[request.home.index()].rules.queue_timeout;
-        deadline.max(request.since + timeout.saturating_mul(PATIENCE))
+        deadline.max(request.since + timeout.saturating_mul(WAIT_MAX))
     }
 
     /// Serves waiters that were held because of their owner's share, if that may have changed.

@@ -1,5 +1,7 @@
 //! Owners by their units, largest first; the place of each is known, so that a change moves one
 //! owner only.
+//!
+//! Bounds: one entry for each owner.
 
 const NONE: u32 = u32::MAX;
 

@@ -1,5 +1,7 @@
 //! Lists whose links stand in the entries themselves, so that an entry can be removed from the
 //! middle at once.
+//!
+//! Bounds: two links for each holding.
 
 const NONE: u32 = u32::MAX;
 

@@ -1,4 +1,6 @@
 //! Metrics of what API keys have of fair pools, read at scrape time.
+//!
+//! Read at scrape time, so that a request costs nothing. Bounds: the keys of the configuration.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{MetricFamily, MetricType};

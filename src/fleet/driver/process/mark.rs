@@ -141,7 +141,7 @@ pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> boo
     let leads = |entry: &&ProcessEntry| [entry.pid, entry.group, entry.session].contains(&identity.leader);
     match table.iter().find(|entry| entry.pid == identity.leader && entry.is_alive()) {
         // A leader that lost its environment is known by what it leads.
-        Some(leader) if is_leader(leader) => carriers.iter().any(|entry| leads(entry)),
+        Some(leader) if is_leader(leader) => carriers.iter().any(leads),
         // The leader is gone, or another process has its id: what carries the mark is left of the
         // engine.
         Some(_) | None => !carriers.is_empty(),
