@@ -160,7 +160,7 @@ async fn files_that_are_denied_are_a_remark_of_check_and_end_a_start() {
     let (program, user) = another_user(folder.path());
     let (file, state) = (folder.path().join("sluice.toml"), folder.path().join("state"));
     std::fs::create_dir(&state).unwrap();
-    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o0)).unwrap();
     let command = format!("[{program:?}, \"sim\", \"m\"]");
     std::fs::write(&file, configuration(&state, &command, "port = 0")).unwrap();
     let run = async |subcommand: &str| {

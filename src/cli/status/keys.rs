@@ -25,6 +25,15 @@ fn line(key: &KeyStatus) -> Option<String> {
     (!near.is_empty()).then(|| format!("key {}: {}\n", key.name, near.join("; ")))
 }
 
+/// Three digits and a k or M beyond ten thousand.
+pub(super) fn short(value: u64) -> String {
+    match value {
+        0..10_000 => value.to_string(),
+        10_000..10_000_000 => format!("{:.0}k", value as f64 / 1e3),
+        _ => format!("{:.0}M", value as f64 / 1e6),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,14 +55,5 @@ mod tests {
                 "key team-b: 400k of 1000k tokens per day\n",
             ]
         );
-    }
-}
-
-/// Three digits and a k or M beyond ten thousand.
-pub(super) fn short(value: u64) -> String {
-    match value {
-        0..10_000 => value.to_string(),
-        10_000..10_000_000 => format!("{:.0}k", value as f64 / 1e3),
-        _ => format!("{:.0}M", value as f64 / 1e6),
     }
 }

@@ -393,7 +393,7 @@ fn the_table_of_owners_is_bounded_and_empty_owners_leave() {
     let slots = OWNERS_MAX as u32 + 500;
     let fixture = Fixture::new(&[pool(1, BackendLimits { slots, ..NO_PERMITS }, 512)]);
     let begin = |owner| {
-        let mut lease = fixture.enter_owned(owner, 1).ok().expect("there is room");
+        let Ok(mut lease) = fixture.enter_owned(owner, 1) else { panic!("there is room") };
         lease.first_token();
         lease
     };
