@@ -181,7 +181,19 @@ fn limits() -> Vec<Panel> {
         )
         .wide(6)
         .about("Of server.max_connections; beyond it a connection gets 503"),
-        lines("Connections dropped", "none", vec![adds(dropped, "dropped")])
+        lines(
+            "Connections dropped, and holdings that gave way",
+            "none",
+            vec![
+                adds(dropped, "dropped"),
+                apart("increase(sluice_shares_gave_way_total{@gw}[$__rate_interval])", "{{instance}} {{resource}} gave way"),
+                apart(
+                    "increase(sluice_proxy_headers_refused_total{@gw}[$__rate_interval])",
+                    "{{instance}} proxy header {{reason}}",
+                ),
+                apart("sluice_tls_handshakes{@gw}", "{{instance}} handshakes"),
+            ],
+        )
             .wide(6)
             .about("Closed without a response, because too many were being refused already"),
         lines("Bodies and waiting responses in memory", "percentunit", vec![used("sluice_body_bytes", "sluice_body_bytes_max"), used("sluice_response_bytes", "sluice_response_bytes_max")])
