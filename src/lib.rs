@@ -50,8 +50,8 @@
 //! | admission | the decision to forward, queue or shed a request, together with the choice of a backend (placement) |
 //! | slot, permit | room for one sequence on a backend; room for one long prompt in prefill |
 //! | lease | the right to use a backend: slot, tokens and prefill tokens, returned by drop |
-//! | owner | whose share of a fair pool a request uses: a key, a user within it, or the value of a header |
-//! | work, level | seconds of an engine that an owner was charged; the sum of them divided by its weight |
+//! | owner | the key, the user within a key, or the header value whose share of a fair pool a request uses |
+//! | work, level | seconds of an engine that an owner was charged; the sum of an owner's work divided by the owner's weight |
 //! | virtual time (V) | the level at which a newcomer of a fair pool starts |
 //! | overtake | to be granted room in which a request that entered earlier would have fit |
 //! | wide request | one that needs more sequences or tokens than a backend has free; a backend is reserved for it |
@@ -64,9 +64,9 @@
 //! | spill | send a request to another pool, because its own has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
-//! | mark | a value in the environment of an engine's processes with a secret of the state folder, by which they are known |
-//! | priority | which request is served earlier, here and by engines that schedule by it; lower is earlier |
-//! | origin | whose outcome the outcome of a request is: that of its API key, or without keys of the client's network |
+//! | mark | a value in the environment of an engine's processes that identifies them; it holds a secret of the state folder |
+//! | priority | the number that orders requests, here and on engines that schedule by priority; lower is earlier |
+//! | origin | the client to which the outcome of a request counts: its API key, or without keys the client's network |
 //! | suspect, trial of a suspect | a body that was on an engine when it died; the next delivery of such a body |
 //! | cordon | take a backend out of rotation while its engine changes |
 //! | drain | send no new requests, let running ones finish |

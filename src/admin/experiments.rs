@@ -16,6 +16,7 @@ use http::{Method, StatusCode};
 use serde_json::{Map, Value};
 
 use super::restart_query::decode;
+use super::unsaved::UnsavedOrder;
 use crate::experiment::{ExperimentReport, RATEABLE};
 
 /// What an operator wants of an experiment.
@@ -125,17 +126,9 @@ pub enum ExperimentError {
         /// The cause.
         reason: String,
     },
-    /// It is in force, and would be lost at the next restart.
-    #[error(
-        "the order is carried out, but cannot be saved in {} (fleet.state): {reason}; the next start of the gateway does not \
-         know of it; make room or mount the folder, then repeat the order", folder.display()
-    )]
-    OrderNotSaved {
-        /// The folder.
-        folder: PathBuf,
-        /// The cause.
-        reason: String,
-    },
+    /// The order is in force, but the gateway loses it at the next restart.
+    #[error(transparent)]
+    OrderNotSaved(#[from] UnsavedOrder),
     /// The gateway was started without a file.
     #[error(
         "the gateway was started without a configuration file, which experiments are checked with; start it with --config"
@@ -168,7 +161,7 @@ impl ExperimentError {
             Self::Declared { .. } => (StatusCode::CONFLICT, "declared_in_file"),
             Self::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_experiment"),
             Self::NotActive { .. } => (StatusCode::CONFLICT, "not_active"),
-            Self::NotSaved { .. } | Self::OrderNotSaved { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),
+            Self::NotSaved { .. } | Self::OrderNotSaved(_) => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),
             Self::NoFile => (StatusCode::CONFLICT, "no_config_file"),
             Self::NotReady { .. } => (StatusCode::CONFLICT, "arm_not_ready"),
         }

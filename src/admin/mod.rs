@@ -33,6 +33,7 @@ pub mod client;
 mod connections;
 mod error;
 mod restart_query;
+pub mod unsaved;
 mod engine_log;
 mod experiments;
 mod tuner;

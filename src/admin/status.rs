@@ -31,21 +31,23 @@ pub struct Status {
     /// This gateway's part in the ledger of several gateways; absent without [cluster].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
-    /// What API keys have used here of their limits on tokens, those nearest to a limit first; at most 256 keys.
+    /// Tokens that API keys have used here of their token limits, keys nearest to a limit first; at
+    /// most 256 keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyStatus>,
 }
 
-/// What one API key has used of its limits on tokens.
+/// Tokens that one API key has used of its token limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeyStatus {
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// Tokens that its rate has not paid off yet, above the limit while it owes, and `tokens_per_minute`.
+    /// Tokens that the key's rate has not paid off yet, and `tokens_per_minute`. The tokens exceed
+    /// the limit while the key owes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minute: Option<Used>,
-    /// Tokens within the last 24 hours, and `tokens_per_day`.
+    /// Tokens that the key has used within the last 24 hours, and `tokens_per_day`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub day: Option<Used>,
 }

@@ -8,11 +8,10 @@
 //! | POST `/admin/tuner/reset` | the same: the limits of the configuration file are in force again |
 //! | POST `/admin/tuner/approve/{id}` | the same: it makes the change that it proposed |
 
-use std::path::PathBuf;
-
 use http::{Method, StatusCode};
 
 use super::restart_query::decode;
+use super::unsaved::UnsavedOrder;
 use crate::online::TunerReport;
 
 /// What an operator wants of the tuner.
@@ -72,17 +71,9 @@ pub enum TunerError {
         /// Why.
         why: String,
     },
-    /// It is in force, and would be lost at the next restart.
-    #[error(
-        "the order is carried out, but cannot be saved in {} (fleet.state): {reason}; the next start of the gateway does not \
-         know of it; make room or mount the folder, then repeat the order", folder.display()
-    )]
-    NotSaved {
-        /// The folder.
-        folder: PathBuf,
-        /// The cause.
-        reason: String,
-    },
+    /// The order is in force, but the gateway loses it at the next restart.
+    #[error(transparent)]
+    NotSaved(#[from] UnsavedOrder),
     /// There is no such proposal.
     #[error("there is no proposal {id} (now there are: {}); see `sluice tuner show`", if known.is_empty() { "none" } else { known })]
     UnknownProposal {
@@ -97,7 +88,7 @@ impl TunerError {
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::NotWaiting { .. } | Self::Frozen { .. } => (StatusCode::CONFLICT, "not_waiting"),
-            Self::NotSaved { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),
+            Self::NotSaved(_) => (StatusCode::INTERNAL_SERVER_ERROR, "not_saved"),
             Self::UnknownProposal { .. } => (StatusCode::NOT_FOUND, "no_such_proposal"),
         }
     }

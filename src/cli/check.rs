@@ -4,8 +4,9 @@
 //! line of the file, `--set`, or a default. Secrets are shown as their references or masked. Warnings go to stderr. An
 //! invalid configuration prints all its errors to stderr and nothing to stdout. The checks are those of a start and of a reload
 //! ([`checks`]). Nothing is bound, and no engine is started: a program of `launch` is run with `--help=all` only. Nothing is
-//! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`). A program that lists no flags for 20 s
-//! is named on stderr, since it is waited for.
+//! contacted unless `--probe` is given: then every backend is asked instead (`check/probe.rs`). A
+//! program that lists no flags for 20 s is named on stderr, since the command waits for the
+//! program.
 //! Exit codes: 0 valid; 1 a backend is not as configured (`--probe`); 78 not valid.
 
 mod probe;

@@ -4,10 +4,12 @@
 //! two seconds to end before they are killed. A third one ends the gateway at once, and it says which engines it leaves.
 //! SIGHUP reloads the configuration file. SIGUSR1 opens the access log and the records anew, as after a rotation. SIGUSR2 starts
 //! the program file anew with `--upgrade`: it takes over, and this process ends with its last request.
-//! A signal that comes during the start is handled once the gateway serves. Before that, SIGTERM and SIGINT end the checks of the
-//! configuration, which may wait for programs of engines, and they leave a running gateway in its place with `--upgrade`.
+//! The gateway handles a signal that comes during the start once it serves. During the checks of
+//! the configuration, which may wait for programs of engines, SIGTERM and SIGINT end the start;
+//! with `--upgrade`, the running gateway then stays in its place.
 //! Exit codes: 0 stopped in order or handed over, 1 a socket could not be opened, the running gateway did not hand over, or requests were
-//! cut at the end, 78 the configuration is not valid, or a file, folder or port range that it names cannot be used.
+//! cut at the end, 78 the configuration is not valid, or the gateway cannot use a file, folder or
+//! port range that the configuration names.
 
 mod until_stop;
 
@@ -150,9 +152,10 @@ fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Pro
     Ok((loaded, Source::Fixed))
 }
 
-/// Checks the configuration, and serves with it to the end.
+/// Checks the configuration, and serves with it until the gateway stops.
 async fn check_and_serve(loaded: Loaded, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
-    // First of all: a signal during the start must not kill the process. SIGHUP and the like are handled once the gateway runs.
+    // This comes first: a signal during the start must not kill the process. SIGHUP and similar
+    // signals are handled once the gateway runs.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {

@@ -1,7 +1,8 @@
 //! What a gateway wants of the limits of an API key, as it stands in the ledger.
 //!
 //! Plain data; how limits are divided by it: `keys.rs`. The meaning of the units is the caller's, and must be the same at all
-//! gateways. The last unit is a member of its own on the wire, absent where it is 0: gateways of before it read the rest.
+//! gateways. The last unit is a separate member on the wire, absent if it is 0: gateways of earlier
+//! versions read the other units.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,7 @@ pub struct KeyClaim {
     pub used: [u64; UNITS],
 }
 
-/// Units that every version knows.
+/// Number of units that every version knows.
 const FIRST: usize = UNITS - 1;
 
 #[derive(Serialize, Deserialize)]
@@ -28,7 +29,7 @@ struct Wire {
     wanted: [u64; FIRST],
     largest: [u64; FIRST],
     used: [u64; FIRST],
-    /// Wanted, largest and used of the last unit.
+    /// The wanted, largest and used amounts of the last unit.
     #[serde(default, skip_serializing_if = "is_zero")]
     day: [u64; 3],
 }

@@ -69,7 +69,8 @@ pub struct Entry {
     /// Its load of the pools that are scaled, by their name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pools: BTreeMap<String, PoolLoad>,
-    /// Milliseconds of engines that the owners of requests have had through it, by pool; see `attained.rs`.
+    /// Milliseconds of engine work that the owners of requests have had through this gateway, by
+    /// pool; see `attained.rs`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attained: BTreeMap<String, BTreeMap<u64, u64>>,
 }

@@ -27,7 +27,9 @@
 //!   no more than its last share, and by what still runs for gateways whose share was given up unexplained: after ten leases of
 //!   silence, or because the engine does not say what it runs.
 //!
-//! The limits of API keys are divided by simpler rules: [`keys`]. Fair queues share what each key has had: [`attained`]. One of the gateways may lead, by another object in the same store: [`election`].
+//! Simpler rules divide the limits of API keys: [`keys`]. Fair queues share the work that each key
+//! has had: [`attained`]. One of the gateways may lead, by another object in the same store:
+//! [`election`].
 //!
 //! Pure: no clock, no I/O, no randomness. Times are durations on the member's own monotonic clock.
 //! Bounds: [`GATEWAYS_MAX`] gateways in a ledger.

@@ -162,7 +162,7 @@ impl Member {
         self.pools = pools;
     }
 
-    /// What owners of requests have had through it, from the next plan on.
+    /// Sets the work that owners of requests have had through this gateway, from the next plan on.
     pub fn set_attained(&mut self, attained: Attained) {
         self.attained = attained;
     }

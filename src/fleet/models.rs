@@ -147,7 +147,7 @@ fn routes_of(body: &[u8]) -> Option<RouteSet> {
     let (mut routes, mut names_any) = (RouteSet::NONE, false);
     for (path, route) in paths.keys().filter_map(|path| Some((path, Route::from_path(path)?))) {
         names_any = true;
-        // Another spelling says nothing of the path that requests are judged by.
+        // A refusal of another spelling does not concern the path by which requests are judged.
         if route.path() == Some(path) {
             routes.insert(route);
         }

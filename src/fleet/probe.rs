@@ -6,7 +6,8 @@
 //! - after the first success, after each recovery and every [`MODELS_INTERVAL`]: `GET /v1/models`, for the names it serves
 //!   (LoRA adapters are loaded and unloaded at run time) and its context limit; at each probe while something waits for a model,
 //!   and when the engine has refused a request that it was thought to serve (`models.rs`);
-//! - after an engine of the pool has refused a route, every [`MODELS_INTERVAL`] at most: `GET /openapi.json`, for its routes;
+//! - after an engine of the pool has refused a route, at most every [`MODELS_INTERVAL`]:
+//!   `GET /openapi.json`, for the engine's routes;
 //! - after the first success and after each recovery, and with models that include LoRA adapters: `GET /metrics`, for the size
 //!   of its prefix cache and the number of its adapter slots.
 //!
@@ -35,7 +36,8 @@ use sluice_core::vllm::metrics;
 use sluice_gateway::config::Health;
 use sluice_gateway::pool::{Address, Admission, Cordon, Phase, RefusedGateway, RouteSet};
 
-/// How often a backend's models are read while it stays up, and its routes at most.
+/// Interval at which a backend's models are read while the backend stays up; the shortest interval
+/// for its routes.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
 /// The most that is read of `/health`.
 const HEALTH_BYTES: usize = 1 << 20;
@@ -48,7 +50,7 @@ struct ProbeState {
     models_at: Option<Instant>,
     /// The last probe failed.
     failed: bool,
-    /// When its routes were last read since it is up.
+    /// Time of the last read of the backend's routes since the backend is up.
     routes_at: Option<Instant>,
     /// Since when a suspect shows the same counters; `None` instead of counters: it did not respond.
     suspected: Option<(Instant, Option<WorkCounters>)>,
@@ -103,7 +105,7 @@ struct ProbeResult {
     id: BackendId,
     name: Arc<str>,
     address: Arc<Address>,
-    /// When the probe began.
+    /// Start of the probe.
     begun: Instant,
     up: Result<(), String>,
     models: Option<Result<ModelList, Unreadable>>,
@@ -244,7 +246,7 @@ impl Prober {
         } else {
             state.failed = false;
         }
-        // After the probe has counted, which forgets the routes of an engine that was away.
+        // After the probe has counted: counting forgets the routes of an engine that was away.
         if let Some(routes) = result.routes {
             self.admission.set_routes(result.id, routes, result.begun);
             state.routes_at = Some(result.begun);
@@ -277,7 +279,8 @@ impl Prober {
         names_changed
     }
 
-    /// Takes over what an engine lists by a probe that began at `begun`; returns whether the names changed.
+    /// Takes over the models that an engine lists in a probe that began at `begun`; returns whether
+    /// the names changed.
     fn note_models(
         &mut self,
         (id, name): (BackendId, &str),

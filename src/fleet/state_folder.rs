@@ -4,9 +4,9 @@
 //! new folder gets mode 0700 and every file 0600, whatever the umask. Modes of files from an earlier version are corrected when
 //! the folder is opened. A folder that also contains other files (such as `/tmp`) keeps its mode.
 //!
-//! What other users may write to is not corrected but refused ([`check`]): they may have written to
-//! it. The random [`key`] of the folder is also what the gateway's engines are known by: it is part
-//! of the mark in their environment.
+//! Files that other users may write to are not corrected but refused ([`check`]): another user may
+//! have written to them already. The random [`key`] of the folder also identifies the gateway's
+//! engines: it is part of the mark in the environment of their processes.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -28,14 +28,14 @@ const KEY: &str = "key";
 /// Bytes of that key.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// Checks that no other user commands the folder or a file of the gateway in it. A folder that is
-/// missing passes.
+/// Checks that no other user commands the folder or a file of the gateway in the folder. A missing
+/// folder passes.
 ///
 /// # Errors
-/// One that another user commands, with the command that mends it.
+/// A folder or file that another user commands, with the command that mends the owner or mode.
 pub fn check(folder: &Path) -> Result<(), Untrusted> {
     owner::check_folder(folder)?;
-    // A folder that cannot be read is reported where it is used.
+    // The code that uses the folder reports a folder that cannot be read.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -184,10 +184,10 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     Ok(key)
 }
 
-/// The random key of this folder, if there is one.
+/// The random key of this folder.
 ///
 /// # Errors
-/// There is none, or it cannot be read or is not whole.
+/// The folder has no key, or the key cannot be read or is incomplete.
 pub(crate) fn existing_key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     File::open(folder.join(KEY))?.read_exact(&mut key)?;
@@ -266,7 +266,7 @@ mod tests {
             assert!(text.contains(&format!("rm -r {}", path.display())), "{text}");
             fs::remove_file(&path).unwrap();
         }
-        // Files that are not of the gateway are of no interest.
+        // Files that do not belong to the gateway are not checked.
         fs::write(folder.join("notes"), "x").unwrap();
         fs::set_permissions(folder.join("notes"), Permissions::from_mode(0o666)).unwrap();
         assert_eq!(check(&folder), Ok(()));

@@ -1,9 +1,11 @@
-//! Who a request came from, as far as the outcome of the request is evidence: one API key, or without keys one client network.
+//! The origin of a request, by which its outcome counts as evidence: one API key, or without keys
+//! one client network.
 //!
-//! Outcomes of one origin say little about an engine or an arm, because the requests themselves may be the cause. Ejection,
-//! guardrails and estimates therefore count by distinct origins. An origin is a hash with a key that each process draws: no
-//! client can choose to look like another one, and no address or name is kept. Behind a NAT or a proxy many clients are one
-//! origin, unless a trusted proxy names them.
+//! Outcomes of one origin say little about an engine or an arm, because the requests themselves may
+//! be the cause. Ejection, guardrails and estimates therefore count by distinct origins. An origin
+//! is a hash with a key that each process draws: no client can choose to look like another one, and
+//! no address or name is kept. Behind a NAT or a proxy many clients are one origin, unless a
+//! trusted proxy names them.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -22,7 +24,8 @@ impl Origin {
         Self(HASHER.hash_one(("key", name)).max(1))
     }
 
-    /// The origin of requests without a key from this network: an IPv4 address, or a prefix of IPv6.
+    /// The origin of requests without a key from this network: an IPv4 address, or a prefix of
+    /// IPv6.
     pub fn of_network(network: IpAddr) -> Self {
         Self(HASHER.hash_one(("network", network)).max(1))
     }

@@ -1,20 +1,21 @@
-//! Files that decide what the gateway does must belong to its user, and no other user may write to
-//! them.
+//! Files that control the gateway must belong to its user, and no other user may write to them.
 //!
-//! The journal says which processes are stopped, other files of `fleet.state` which limits and
-//! experiments are in force, records what a report shows. A user who can write there, or put
-//! another file there, commands the gateway. So such a file is refused, with the command that mends it:
+//! The journal says which processes are stopped. Other files of `fleet.state` say which limits and
+//! experiments are in force. Records determine the content of a report. A user who can write to
+//! these files, or put other files in their place, commands the gateway. So the gateway refuses
+//! such a file, and names the command that mends it:
 //!
-//! | what | is refused |
+//! | file or folder | is refused if |
 //! |---|---|
-//! | a file or socket | of another user; that its group or others may write to; a link; any other kind |
-//! | the folder of the state | of another user; that its group or others may write to |
-//! | a link to that folder | of another user than root |
-//! | the folder of a named file | that all users may write to |
+//! | a file or socket | another user owns it, or its group or others may write to it |
+//! | a link, or any other kind, in place of a file or socket | always |
+//! | the folder of the state | another user owns it, or its group or others may write to it |
+//! | a link to that folder | another user than root owns it |
+//! | the folder of a named file | all users may write to it |
 //!
 //! A sticky folder of root or of the own user, such as `/tmp`, passes: there others can neither
-//! replace nor remove files. What is above the folder of the state is not looked at: whatever
-//! another user puts in the place of the state belongs to that user, and is refused.
+//! replace nor remove files. The folders above the folder of the state are not checked: anything
+//! that another user puts in the place of the state belongs to that user, and is refused.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -25,7 +26,7 @@ use std::path::{Path, PathBuf};
 const WRITABLE: u32 = 0o022;
 /// With which all may.
 const WRITABLE_BY_ALL: u32 = 0o002;
-/// Only owners remove and rename what is in the folder.
+/// With which only owners remove and rename the files in a folder.
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
 
@@ -38,13 +39,13 @@ pub struct Untrusted {
 }
 
 impl Untrusted {
-    /// Whether it belongs to another user than that of this process.
+    /// Whether it belongs to another user than the user of this process.
     pub fn is_foreign(&self) -> bool {
         matches!(self.risk, Risk::Foreign { .. })
     }
 }
 
-/// What another user can do.
+/// How another user can command a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Risk {
     Foreign { owner: u32, own: u32 },
@@ -95,7 +96,7 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// Whether others cannot replace what is in a folder that they may write to.
+/// Whether other users cannot replace the files in a folder that they may write to.
 fn is_sticky(folder: &Metadata, own: u32) -> bool {
     folder.mode() & STICKY != 0 && [ROOT, own].contains(&folder.uid())
 }

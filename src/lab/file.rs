@@ -205,7 +205,8 @@ pub struct TrafficTable {
     pub conversation: Option<ConversationTable>,
     /// LoRA adapters.
     pub adapters: Option<AdaptersTable>,
-    /// Who sends the requests: the value of their header `x-tenant`, for `queue.fair = { header = "x-tenant" }`.
+    /// The sender of the requests: the value of the header `x-tenant`, for `queue.fair = { header =
+    /// "x-tenant" }`.
     pub tenant: Option<String>,
     /// Share of clients that disconnect before the end of their response, 0 to 1.
     #[serde(default)]

@@ -63,7 +63,7 @@ pub(crate) struct Job {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) ended: Arc<Mutex<Vec<Ended>>>,
     pub(crate) api: Api,
-    /// Sent in the header [`TENANT`].
+    /// Value of the header [`TENANT`].
     pub(crate) tenant: Option<HeaderValue>,
     pub(crate) start: Instant,
     pub(crate) client_timeout: Option<Duration>,

@@ -329,7 +329,7 @@ mod tests {
         for name in ["all.attainment", "all.failed", "preemptions"] {
             assert!(value(&RunResult::default(), name).is_nan(), "{name}");
         }
-        // One response whose tokens were not counted makes their rate unknown.
+        // One response with uncounted tokens makes the token rate unknown.
         let counted = |output_tokens| Record { outcome: Outcome::Completed, output_tokens, ..Record::default() };
         let tokens = |records: Vec<Record>| {
             value(&RunResult { requests: records, duration: 2.0, ..RunResult::default() }, "all.tokens")

@@ -28,7 +28,8 @@ pub struct Lab {
     /// Kinds of traffic, sent at the same time. Their seeds are derived from the seed of the run. The first one uses that
     /// seed itself, so it sends the same requests as `sluice bench --seed`.
     pub traffic: Vec<RunPlan>,
-    /// The tenant of each traffic; those without, and those beyond the end of the list, name none.
+    /// The tenant of each traffic. A traffic with `None`, or beyond the end of the list, names no
+    /// tenant.
     pub tenants: Vec<Option<HeaderValue>>,
     /// Time after which a client that has no complete response leaves.
     pub client_timeout: Option<Duration>,

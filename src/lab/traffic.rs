@@ -147,7 +147,7 @@ impl TrafficDefaults<'_> {
     }
 }
 
-/// The tenant of a table, as it is sent in a header.
+/// The tenant of a traffic table, as a header value.
 pub(crate) fn tenant(table: &TrafficTable) -> Result<Option<HeaderValue>, LabError> {
     let name = table.tenant.as_deref();
     let value = name.map(|name| HeaderValue::try_from(name).map_err(|_| format!("a tenant of letters, not {name:?}")));

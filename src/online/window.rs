@@ -287,7 +287,8 @@ struct Observed {
 #[derive(Debug, Default)]
 struct Gathered {
     pools: Vec<Observed>,
-    /// The labels of the arms that are compared, their requests, and whose requests failed.
+    /// The labels of the compared arms, the requests of the arms, and the origins of the failed
+    /// requests.
     arms: Option<([String; 2], Arms, [OriginShares; 2])>,
     recent: Recent,
 }
@@ -352,7 +353,8 @@ impl Observer {
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
-        // Failures of one client among several count as far as those of others confirm them.
+        // Failures of one client among several count only as far as failures of other clients
+        // confirm them.
         let is_confirmed = |arm: usize, origins: &mut [OriginShares; 2]| {
             let is_only = origins.iter().all(|own| own.is_only(record.origin));
             origins[arm].note(record.origin, failed) || is_only

@@ -75,7 +75,8 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Whether it is the configuration that names something which cannot be used: another start fails the same way.
+    /// Whether the configuration names something that cannot be used, so that another start fails
+    /// the same way.
     pub fn is_of_configuration(&self) -> bool {
         match self {
             Self::Tokenizer { .. } | Self::Ports(_) => true,

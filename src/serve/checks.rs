@@ -1,14 +1,17 @@
 //! The checks that a configuration passes before it is put in force, beyond those that its text alone allows.
 //!
 //! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API passes the same checks of an
-//! engine ([`check_settings`]). So nothing is called valid that is refused a moment later. Nothing is started or bound.
+//! engine ([`check_settings`]). So the checks call nothing valid that a start refuses a moment
+//! later. Nothing is started or bound.
 //!
-//! Some problems are remarks, because it is not known whether they would be met. [`Purpose::Look`] does not know the user of the
-//! gateway, so a file or folder that is denied is one. Where one of several gateways leads, problems of the engines are, at a look,
-//! and problems of `fleet.state`, at a look and a start.
+//! Some problems are remarks, because it is unknown whether the gateway would meet them.
+//! [`Purpose::Look`] does not know the user of the gateway, so a denied file or folder is a remark.
+//! If one of several gateways leads, problems of the engines are remarks at a look, and problems of
+//! `fleet.state` are remarks at a look and a start.
 //!
-//! A program of vLLM is run once for each version, to list its flags. A start waits [`START_FLAGS_MAX`] for all programs together,
-//! and runs none again that was too slow.
+//! The checks run a program of vLLM once for each version, to list its flags. A start waits
+//! [`START_FLAGS_MAX`] for all programs together, and runs a program that was too slow no second
+//! time.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,11 +32,11 @@ use crate::flow::specs;
 use crate::owner::{Untrusted, check_named_file, own_user};
 use crate::pool::Admission;
 
-/// The longest that a start waits for the lists of flags of all engines' programs; without its list, an engine's own start checks
-/// the flags. Clients are not served meanwhile.
+/// Longest time that a start waits for the flag lists of all engines' programs. Without its list,
+/// an engine's own start checks the flags. The gateway serves no clients meanwhile.
 const START_FLAGS_MAX: Duration = Duration::from_secs(20);
 
-/// The key of the folder of the journal.
+/// The configuration key of the journal's folder.
 const STATE: &str = "fleet.state";
 
 /// What a configuration is checked for.
@@ -85,7 +88,7 @@ pub async fn check(loaded: &Loaded, purpose: Purpose<'_>) -> Result<Vec<String>,
 /// What was found so far.
 struct Found<'l> {
     loaded: &'l Loaded,
-    /// Nothing is started with the configuration now, and perhaps never by this user.
+    /// The configuration starts nothing now, and perhaps never runs as this user.
     looks: bool,
     /// One elected gateway starts the engines, perhaps on another machine.
     others_lead: bool,
@@ -107,7 +110,7 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses a file or folder, unless it is only this user who may not use it.
+    /// Refuses a file or folder, unless only this user may not use it.
     fn refuse_place(&mut self, key: &str, reason: String, error: &io::Error) {
         if self.looks && error.kind() == io::ErrorKind::PermissionDenied {
             self.remarks.push(format!(
@@ -121,7 +124,7 @@ impl Found<'_> {
     }
 
     /// Refuses a file or folder that another user commands. An operator who looks at the files of a
-    /// service's user sees a remark; root may not start the gateway on them.
+    /// service's user gets a remark; root may not start the gateway on such files.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,
@@ -141,7 +144,7 @@ impl Found<'_> {
         }
     }
 
-    /// Logs and records: whether a file can be written, or made in its folder.
+    /// Logs and records: checks that each file can be written, or made in its folder.
     fn check_written_files(&mut self) {
         let config = &self.loaded.config;
         let mut files = Vec::new();
@@ -152,7 +155,7 @@ impl Found<'_> {
         for (key, file) in files {
             let written = match file.is_file() {
                 true => std::fs::OpenOptions::new().append(true).open(file).map(drop),
-                // A pipe or a device is there and is not opened: that may wait for a reader.
+                // A pipe or a device exists and is not opened: opening it may wait for a reader.
                 false if file.exists() => Ok(()),
                 false => can_make(file).map_err(|(_, error)| error),
             };
@@ -167,27 +170,28 @@ impl Found<'_> {
         }
     }
 
-    /// Whether something is said of a key already.
+    /// Whether a problem or remark names this key already.
     fn names(&self, key: &str) -> bool {
         let remark = |text: &String| text.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
         self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
     }
 
-    /// Whose the folder of the journal is. Also without engines: experiments, the tuner's limits and
-    /// the socket for upgrades are there.
+    /// Checks the owner of the journal's folder. Also without engines: the folder holds
+    /// experiments, the tuner's limits and the socket for upgrades.
     fn check_owner_of_state(&mut self) {
         if let Err(untrusted) = check_state(&self.loaded.config.fleet.state) {
             self.refuse_untrusted(STATE, &untrusted);
         }
     }
 
-    /// The folder of the journal: whether it can be made or written, and the files that are in it.
+    /// The folder of the journal: checks that it can be made or written, and checks the files in
+    /// it.
     fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // Whether another gateway uses it is seen at the start; whose it is was checked above.
+            // The start sees whether another gateway uses the folder; its owner was checked above.
             Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });
         if let Err((path, error)) = usable {
@@ -218,7 +222,7 @@ impl Found<'_> {
         let running = if let Purpose::Reload(running) = purpose { Some(running) } else { None };
         match engines::settle_ports(config, running, false) {
             Ok(_) => {}
-            // A folder that is denied as a whole is named once.
+            // If the whole folder is denied, it is named once.
             Err(PortsError::Unusable { .. }) if self.names(STATE) => {}
             Err(PortsError::Unusable { path, source }) => {
                 let reason = format!("{}: {source}; name a folder that the gateway may write to", path.display());
@@ -270,9 +274,10 @@ impl Found<'_> {
 
 /// The checks against the flags that programs list, within the time of a start.
 struct FlagLists {
-    /// `None`: they may take as long as they need.
+    /// `None`: the programs may take as long as they need.
     until: Option<Instant>,
-    /// Programs that have not answered in time, as they are written, with the `PATH` of their engine. Bound: one for each engine.
+    /// Programs that have not answered in time, as the configuration writes them, with the `PATH`
+    /// of their engine. Bound: one for each engine.
     slow: BTreeSet<(String, Option<String>)>,
 }
 
@@ -282,7 +287,7 @@ impl FlagLists {
         Self { until, slow: BTreeSet::new() }
     }
 
-    /// Checks an engine; `None` where its program is too slow.
+    /// Checks an engine; `None` if the engine's program is too slow.
     async fn check(&mut self, spec: &EngineSpec, driver: &SharedDriver) -> Option<Result<Vec<Notice>, EngineFailure>> {
         let program = program(&spec.target);
         if program.as_ref().is_some_and(|program| self.slow.contains(program)) {
@@ -290,7 +295,7 @@ impl FlagLists {
         }
         let checked = check_settings(&**driver, spec, &spec.settings);
         let Some(until) = self.until else { return Some(checked.await) };
-        // After that moment it still ends well if the list is known already.
+        // After `until`, the check still succeeds if the list is known already.
         let checked = timeout_at(until, checked).await.ok();
         if checked.is_none() {
             self.slow.extend(program);
@@ -306,8 +311,8 @@ fn program(target: &Target) -> Option<(String, Option<String>)> {
     Some((launch.command.first()?.clone(), path))
 }
 
-/// Whether this user may write a folder or, if it does not exist, may make it in the nearest one that does; else the path that is
-/// in the way.
+/// Whether this user may write a folder. If the folder does not exist: whether this user may make
+/// it in the nearest folder that exists. An error has the path of the obstacle.
 fn can_make(place: &Path) -> Result<(), (PathBuf, io::Error)> {
     let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
     let Some(nearest) = place.ancestors().find(|path| path.exists()) else { return Ok(()) };

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::app::App;
 use super::saved_experiments::read_or_set_aside;
+use crate::admin::unsaved::UnsavedOrder;
 use crate::admin::{ExperimentControl, ExperimentError, Order};
 use crate::base::BackendId;
 use crate::config::{AddedExperiment, Target};
@@ -336,7 +337,7 @@ impl ExperimentControl for App {
         experiment.state.order(phase);
         let folder = self.config.load().fleet.state.clone();
         if let Err(error) = self.save_experiments(&folder) {
-            return Err(ExperimentError::OrderNotSaved { folder, reason: error.to_string() });
+            return Err(UnsavedOrder { folder, reason: error.to_string() }.into());
         }
         Ok(ExperimentReport::new(&experiment, true))
     }

@@ -115,7 +115,7 @@ impl App {
         self.apply_engines(&config, layout);
         self.flow.upstream().set_timeouts(&config.timeouts);
         self.clients.configure(&config.server);
-        self.flow.response_memory().configure(config.server.max_response_memory.0);
+        self.flow.set_response_memory(config.server.max_response_memory.0);
         self.config.store(config);
         self.note_served_models();
         self.probe_now.notify_one();

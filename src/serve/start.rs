@@ -254,12 +254,13 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-/// The flow is weak: it holds the telemetry.
+/// The flow is passed as a weak reference, because it holds the telemetry.
 fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
     let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
     let flow = Arc::downgrade(flow);
     telemetry.show_clients(move || {
-        let (response_bytes, response_bytes_max) = memory.view();
+        let waiting = memory.view();
+        let (response_bytes, response_bytes_max) = (waiting.used, waiting.total);
         let responses_gave_way = flow.upgrade().map_or(0, |flow| flow.forgotten_responses());
         ClientView { response_bytes, response_bytes_max, responses_gave_way, ..counted.view() }
     });

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::app::App;
 use super::tuning::Tuning;
+use crate::admin::unsaved::UnsavedOrder;
 use crate::admin::{TunerControl, TunerError, TunerOrder};
 use crate::config::TunerMode;
 use crate::experiment::Phase;
@@ -165,7 +166,7 @@ impl TunerControl for App {
         let events = tuner.take_events();
         drop(tuner);
         self.follow(changed, events);
-        self.tuning.save().map_err(|error| TunerError::NotSaved {
+        self.tuning.save().map_err(|error| UnsavedOrder {
             folder: self.config.load().fleet.state.clone(),
             reason: error.to_string(),
         })?;

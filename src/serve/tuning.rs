@@ -158,7 +158,7 @@ impl Tuning {
     /// Saves the limits that were kept, unless another gateway has the files.
     ///
     /// # Errors
-    /// They cannot be written: what was saved before stays.
+    /// The limits cannot be written: the limits that were saved before stay.
     pub(super) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
@@ -169,7 +169,7 @@ impl Tuning {
         fleet::replace_state(&self.folder, STATE, &bytes)
     }
 
-    /// The same where no operator waits for an answer.
+    /// Saves the limits if no operator waits for an answer; a failure is a warning in the log.
     pub(super) fn save_or_warn(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(

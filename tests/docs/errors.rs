@@ -17,7 +17,7 @@ use crate::{clean, one_complaint, read, root};
 const GENERAL: [&str; 3] = ["start", "upgrade", "admin_client"];
 
 /// Files whose every message is on the page.
-const MESSAGES: [&str; 14] = [
+const MESSAGES: [&str; 15] = [
     "src/gateway/config/problem.rs",
     "src/gateway/proxy/listener.rs",
     "src/gateway/telemetry/access_log.rs",
@@ -30,6 +30,7 @@ const MESSAGES: [&str; 14] = [
     "src/admin/error.rs",
     "src/admin/experiments.rs",
     "src/admin/tuner.rs",
+    "src/admin/unsaved.rs",
     "src/serve/upgrade/error.rs",
     "src/serve/upgrade/door.rs",
 ];

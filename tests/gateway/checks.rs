@@ -145,12 +145,13 @@ async fn files_and_folders_that_a_start_would_fail_at_are_named() {
     assert!(served.contains("fleet.state: "), "{served}");
 }
 
-/// A copy of the program that every user can run, and a user to whom a file without any permission is denied.
+/// A copy of the program that every user can run, and a user to whom a file without any permission
+/// is denied.
 fn another_user(folder: &Path) -> (std::path::PathBuf, Option<u32>) {
     let program = folder.join("sluice");
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
-    // Nothing is denied to root.
+    // Root is denied no file.
     (program, (std::fs::metadata("/proc/self").unwrap().uid() == 0).then_some(65_534))
 }
 

@@ -38,7 +38,7 @@ async fn broken_streams_of_the_only_backend_are_logged_with_a_bound_and_shown_as
     let folder = tempfile::tempdir().unwrap();
     let mut program = serve(folder.path(), &[&engine]).await;
     for number in 0..13 {
-        // Another body each time: one that engines die of is refused.
+        // Each request has another body: the gateway refuses a body on which engines die.
         let body = STREAMED.replace("hi", &format!("hi {number}"));
         let response = TestClient::to(program.client).await.request(chat(&body)).await;
         assert!(response.text().contains("event: error"), "{}", response.text());

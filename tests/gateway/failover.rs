@@ -139,7 +139,8 @@ async fn a_4xx_that_is_the_client_s_is_never_retried() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_are_bounded() {
-    // A break behind an answer is no death: a body that two engines die of is not delivered a third time.
+    // A break after an answer is no death. A body on which two engines die is not delivered a third
+    // time.
     let bad = || Engine::always(vec![send("garbage\r\n\r\n"), Step::Close]);
     let engines = [bad().await, bad().await, bad().await, bad().await];
     let urls: Vec<String> = engines.iter().map(Engine::url).collect();

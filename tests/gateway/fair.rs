@@ -1,17 +1,17 @@
-//! Fair queues: what one key has sent does not decide when another key is served.
+//! Fair queues: the requests that one key has sent do not decide when another key is served.
 
 use crate::client::{STREAMED, TestClient, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, send};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
-/// The keys `noisy` and `quiet` of a gateway with one pool, whose secrets are their names.
+/// A gateway with one pool and the keys `noisy` and `quiet`, whose secrets are their names.
 fn two_keys(engines: &[&Engine]) -> String {
     let urls: Vec<String> = engines.iter().map(|engine| engine.url()).collect();
     let key = |name: &str| format!("[[auth.keys]]\nname = \"{name}\"\nsha256 = \"{}\"\n", key_digest(name));
     one_pool(&urls) + &key("noisy") + &key("quiet")
 }
 
-/// A streamed chat of a key, which says `text`.
+/// A streamed chat of a key with the text `text`.
 fn chat_of(key: &str, text: &str) -> Vec<u8> {
     let headers = format!("authorization: Bearer {key}\r\n");
     post("/v1/chat/completions", &headers, STREAMED.replace("hi", text).as_bytes())
@@ -72,7 +72,7 @@ async fn the_large_prompts_of_a_key_leave_an_engine_to_another_key_and_take_both
     held.until("one").await;
     let mut noisy = Vec::new();
     for number in 0..4 {
-        // No prompt that an engine may have in its cache.
+        // The prompt differs from every prompt that an engine may have in its cache.
         noisy.push(sent(&gateway, chat_of("noisy", &format!("beside {number} {large}"))).await);
         eventually("one is in prefill, the others wait", async || gateway.load() == (2, number)).await;
     }

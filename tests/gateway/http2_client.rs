@@ -1,4 +1,4 @@
-//! A client with HTTP/2.
+//! A client that speaks HTTP/2.
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
@@ -12,11 +12,11 @@ use tokio::time::timeout;
 use crate::client::TIMEOUT;
 use crate::test_gateway::TestGateway;
 
-/// One connection.
+/// One connection to the gateway.
 #[derive(Clone)]
 pub(crate) struct Client(pub(crate) SendRequest<Bytes>);
 
-/// A request whose response is awaited.
+/// A request whose response has not arrived yet.
 pub(crate) struct Call {
     pub(crate) response: ResponseFuture,
     pub(crate) sending: SendStream<Bytes>,
@@ -29,7 +29,7 @@ pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 's
     (Client(requests), tokio::spawn(connection))
 }
 
-/// HTTP/2 with prior knowledge.
+/// Connects by HTTP/2 with prior knowledge.
 pub(crate) async fn plain(gateway: &TestGateway) -> (Client, Driver) {
     over(TcpStream::connect(gateway.address()).await.unwrap()).await
 }
@@ -39,7 +39,7 @@ impl Client {
         Self(requests)
     }
 
-    /// A chat with a key.
+    /// A chat request with a key.
     pub(crate) async fn chat_as(&self, key: &str, body: &str) -> Call {
         self.send("POST", "/v1/chat/completions", Some(key), body, false).await.unwrap()
     }
@@ -65,7 +65,7 @@ impl Client {
         let mut requests = timeout(TIMEOUT, self.0.clone().ready()).await.expect("no room for a request")?;
         let (response, mut sending) = requests.send_request(request, body.is_empty() && !more)?;
         if !body.is_empty() {
-            // A request that was refused already takes no more; its response says why.
+            // A request that the gateway has refused takes no more data; its response says why.
             let _ = sending.send_data(Bytes::copy_from_slice(body.as_bytes()), !more);
         }
         Ok(Call { response, sending })
@@ -75,7 +75,7 @@ impl Client {
         self.open("POST", "/v1/chat/completions", body, false).await.unwrap()
     }
 
-    /// Status and body of a response.
+    /// The status and body of a response.
     pub(crate) async fn request(&self, method: &str, path: &str, body: &str) -> (StatusCode, String) {
         let response = self.open(method, path, body, false).await.unwrap().head().await;
         let (head, body) = response.into_parts();
@@ -89,7 +89,7 @@ impl Call {
     }
 }
 
-/// The next bytes; `None` at the end.
+/// The next bytes; `None` at the end of the body.
 pub(crate) async fn next(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
     let read = timeout(TIMEOUT, body.data()).await.expect("no bytes arrived")?;
     if let Ok(bytes) = &read {
@@ -108,7 +108,7 @@ pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     read
 }
 
-/// What is left of a body, and how it was broken off, if it was.
+/// The rest of a body, and the error that broke it off, if there was one.
 pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
     let mut read = String::new();
     while let Some(bytes) = next(&mut body).await {

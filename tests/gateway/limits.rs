@@ -142,7 +142,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
     let gateway = TestGateway::over(&[engine.url()], &["server.max_connections=4"]).await;
     assert_eq!(gateway.metric("sluice_client_connections_max", &[]).await, 4.0);
     let connections = async || gateway.metric("sluice_client_connections", &[]).await;
-    // Requests of one address on three quarters of them.
+    // Requests of one address on three quarters of the connections.
     let mut held = Vec::new();
     for _ in 0..3 {
         let mut client = gateway.client().await;
@@ -166,7 +166,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
     fourth.send("POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: 9\r\n\r\n{").await;
     let bytes = (3 * CHAT.len() + 1) as f64;
     eventually("its request has begun", async || counted(&gateway).await == bytes).await;
-    // Now each has a request, and there is none for any.
+    // Now each connection has a request, and no connection is left for another.
     connected("127.0.0.3:0").await.request(get("/health")).await.is(503, "too_many_connections");
     drop(fourth);
     eventually("it is closed", async || connections().await == 3.0).await;

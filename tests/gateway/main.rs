@@ -6,13 +6,17 @@
 //!
 //! Every wait is for a condition and has a deadline; no test relies on sleeping. By topic: `access_log`, `admin` (who may
 //! use the admin port, and how long), `errors` (the table of the gateway's error responses), `input` (clients that
-//! misbehave), `hostile` (requests made to confuse), `limits` (what all clients together may hold), `shares` (one does not keep out the others), `proxies` (that name their clients), `fair` (which key is next),
+//! misbehave), `hostile` (requests made to confuse), `limits` (bounds on the holdings of all
+//! clients together), `shares` (one client does not keep out the others), `proxies` (proxies that
+//! name their clients), `fair` (which key is next),
 //! `broken` (engines that do), `early` (engines that do not read to the end), `cut` (requests that outlive
 //! `drain_timeout`), `bodies` (bytes arrive unchanged and at once), `stream_options` (whatever a client writes there),
-//! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (whose
-//! `fleet.state` is), `credentials`, `browsers` (pages of other origins), `requests` (what reaches
-//! an engine, and what does not), `stored` (stored responses),
-//! `key_limits` (tokens of keys are settled), `leaving` (clients that go), `experiments`, `length` (how long a prompt is taken for), `models` (engines of one pool that serve different ones), `counting` (what the metrics count), `failing` (what the log says of
+//! `forms` (multipart), `encoded` (compressed), `paths`, `priority`, `state_owner` (the owner
+//! of `fleet.state`), `credentials`, `browsers` (pages of other origins), `requests` (the parts of
+//! a request that reach an engine, and the parts that do not), `stored` (stored responses),
+//! `key_limits` (tokens of keys are settled), `leaving` (clients that go), `experiments`, `length`
+//! (the estimated length of a prompt), `models` (engines of one pool that serve different models),
+//! `counting` (the counts in the metrics), `failing` (log lines about
 //! engines that fail), `failover`, `checks` (what check, serve and a reload refuse), `commands` (subcommands beside a gateway), `engine_metrics`,
 //! `fleet`, `health`, `records` (and their replay), `reload`, `reload_keys`, `stop`,
 //! `secrets` (of engines, shown nowhere), `tls` and `http2` (`tunnel.rs` puts TLS

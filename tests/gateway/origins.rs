@@ -1,4 +1,5 @@
-//! One client's outcomes do not decide for all: what its failures, its refusals and the engines that it kills do to the others.
+//! One client's outcomes do not decide for all clients: the effect of its failures, its refusals
+//! and the engines that it kills on the other clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ async fn engine() -> Engine {
     .await
 }
 
-/// A client with an address of its own.
+/// A client with a separate address.
 async fn client(gateway: &TestGateway, last: u8) -> TestClient {
     TestClient::between(SocketAddr::from(([127, 0, 0, last], 0)), gateway.address()).await
 }
@@ -40,7 +41,7 @@ async fn a_client_whose_requests_fail_ejects_no_backend_that_serves_others_and_s
         }
         assert_eq!([0, 1, 2, 3].map(|backend| gateway.state(backend)), ["ready"; 4]);
     }
-    // Now the engines fail for everyone.
+    // Now the engines fail for every client.
     for _ in 0..200 {
         good.request(chat(FAILING)).await;
         evil.request(chat(FAILING)).await;

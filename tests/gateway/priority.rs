@@ -11,7 +11,7 @@ fn asking(priority: &str) -> String {
     BARE.replacen('{', &format!("{{\"priority\":{priority},"), 1)
 }
 
-/// What the engine got of a request's priority: the number in the body, and whether there was a
+/// The priority of a request that the engine got: the number in the body, and whether there was a
 /// header.
 async fn seen(gateway: &TestGateway, engine: &Engine, path: &str, headers: &str, body: &str) -> (Option<i64>, bool) {
     let response = gateway.request(post(path, headers, body.as_bytes())).await;

@@ -15,10 +15,10 @@ use crate::tunnel::Files;
 
 /// The PROXY header, version 2, of a client at 192.0.2.33.
 const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x21\x0a\x00\x00\x01\xdc\x04\x01\xbb";
-/// The same, version 1.
+/// The PROXY header, version 1, of the same client.
 const V1: &[u8] = b"PROXY TCP4 192.0.2.33 10.0.0.1 56324 443\r\n";
 
-/// A request that is refused, and so leaves a line in the access log.
+/// A request that the gateway refuses, so that it leaves a line in the access log.
 fn unknown(headers: &str) -> String {
     format!("GET /v1/nothing HTTP/1.1\r\nhost: gate\r\n{headers}\r\n")
 }
@@ -31,7 +31,7 @@ async fn gateway(log: &Path, sets: &[&str]) -> (Engine, TestGateway) {
     (engine, gateway)
 }
 
-/// The clients in the access log, which has this many lines.
+/// The clients in the access log, once the log has this many lines.
 async fn clients(log: &Path, lines: usize) -> Vec<String> {
     let text = access_log(log, lines).await;
     let client = |line: &str| serde_json::from_str::<Value>(line).unwrap()["client"].as_str().unwrap().to_owned();
@@ -50,7 +50,7 @@ async fn a_trusted_proxy_names_the_client_in_a_header_and_no_one_else_does() {
     other.request(&forwarded).await.is(404, "route_not_found");
     assert_eq!(clients(&log, 2).await[1], "127.0.0.2");
     gateway.counts("sluice_proxy_headers_refused_total", "reason=\"forwarded_untrusted\"", 1.0).await;
-    // HTTP/2.
+    // The same by HTTP/2.
     let socket = TcpStream::connect(gateway.address()).await.unwrap();
     let (mut requests, connection) = h2::client::handshake(socket).await.unwrap();
     let _driver = tokio::spawn(connection);
@@ -69,7 +69,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     let (_engine, gateway) = gateway(&log, &["server.proxy_protocol=true"]).await;
     for (number, header) in [V1, V2].into_iter().enumerate() {
         let mut client = gateway.client().await;
-        // In pieces, and with the request right behind it.
+        // The header comes in pieces, and the request right behind it.
         client.send_bytewise(&header[..header.len() - 1]).await;
         client.send([&header[header.len() - 1..], unknown("").as_bytes()].concat()).await;
         client.response().await.is(404, "route_not_found");
@@ -80,7 +80,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     let (http2, _driver) = crate::http2_client::over(socket).await;
     assert_eq!(http2.request("POST", "/v1/nothing", "{}").await.0, 404);
     assert_eq!(clients(&log, 3).await[2], "192.0.2.33");
-    // Others connect without a header.
+    // Other clients connect without a header.
     let mut other = TestClient::between("127.0.0.2:0".parse().unwrap(), gateway.address()).await;
     other.request(unknown("")).await.is(404, "route_not_found");
     assert_eq!(clients(&log, 4).await[3], "127.0.0.2");

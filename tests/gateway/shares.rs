@@ -1,5 +1,5 @@
-//! What clients share: one that takes without end keeps out no other, and may have all of it while
-//! it is alone.
+//! Resources that clients share: a client that takes without end keeps out no other client, and may
+//! have all of a resource while it is alone.
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -9,8 +9,8 @@ use crate::engine::{COMPLETION, Engine, completion};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 use crate::tunnel::{Files, Tunnel};
 
-/// Handshakes that stop. The connections of both sides stay below the 1,024 files that a test may
-/// open.
+/// Number of handshakes that stop. The connections of both sides stay below the 1,024 files that a
+/// test may open.
 const STOPPED: usize = 280;
 
 /// A gateway with the keys `loud` and `quiet`.
@@ -52,13 +52,13 @@ async fn unfinished_uploads_of_one_key_give_way_to_another_key_the_newest_first(
         eventually("it is counted", async || counted().await == all as f64).await;
     }
     begin(&gateway, "loud", 100, 1).await.response().await.is(503, "body_memory_full");
-    // Another key is served. The newest upload has paid for it.
+    // Another key is served. The newest upload has given way.
     for _ in 0..3 {
         assert_eq!(gateway.request(quiet_chat()).await.text(), COMPLETION);
     }
     held.pop().unwrap().response().await.is(503, "body_memory_full");
     gateway.counts("sluice_shares_gave_way_total", "resource=\"body_memory\"", 1.0).await;
-    // The others go on.
+    // The other uploads go on.
     let mut oldest = held.swap_remove(0);
     oldest.send([b' '; 100]).await;
     oldest.response().await.is(400, "invalid_request");
@@ -81,7 +81,8 @@ async fn one_address_may_have_every_connection_until_another_comes() {
     }
     let mut other = TestClient::between("127.0.0.2:0".parse().unwrap(), gateway.address()).await;
     assert_eq!(other.request(get("/health")).await.status(), 200);
-    // The connection that was idle for longest was closed for it, and the rest are served.
+    // The connection that was idle for longest was closed for the newcomer, and the other
+    // connections are served.
     assert_eq!(held.remove(0).closed().await, "");
     for client in &mut held {
         assert_eq!(client.request(chat(CHAT)).await.status(), 200);
@@ -107,7 +108,7 @@ async fn handshakes_that_stop_cost_no_one_a_handshake() {
     }
     let handshakes = async || gateway.metric("sluice_tls_handshakes", &[]).await;
     eventually("all have begun", async || handshakes().await == STOPPED as f64).await;
-    // From the same address.
+    // A connection from the same address.
     let tunnel = Tunnel::to(gateway.address(), files.client(&[])).await;
     assert_eq!(TestClient::to(tunnel.address).await.request(chat(CHAT)).await.text(), COMPLETION);
     drop((stopped, tunnel));

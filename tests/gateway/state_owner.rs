@@ -1,5 +1,5 @@
-//! Whose the state of a gateway is: what another user commands is refused, no process is stopped
-//! because a journal names it, and a change that cannot be saved is not answered with success.
+//! The owner of a gateway's state: the gateway refuses state that another user commands, stops no
+//! process because a journal names it, and answers no change that cannot be saved with success.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -66,7 +66,7 @@ impl Foreign {
         Self(Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// Its start, clock ticks since boot.
+    /// Start of the process, in clock ticks since boot.
     fn started(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap()
@@ -112,7 +112,8 @@ async fn a_process_that_a_journal_names_is_not_stopped_unless_it_carries_the_mar
         env!("CARGO_BIN_EXE_sluice")
     );
     let gateway = TestGateway::from_text(&text, &[]).await;
-    // Its engine is looked for, and the journal says that there is none.
+    // The gateway looks for the engine that the journal names; then the journal says that there is
+    // none.
     eventually("the leftover is settled", async || {
         let text = fs::read_to_string(&journal).unwrap_or_default();
         text.lines().any(|line| line.contains("\"p/gone\"") && line.contains("\"step\":\"off\""))
@@ -136,7 +137,8 @@ async fn an_order_that_cannot_be_saved_is_not_answered_with_success() {
         );
     let gateway = TestGateway::from_text(&text, &[]).await;
     for (path, file) in [("/admin/experiments/x/stop", "experiments.json"), ("/admin/tuner/freeze", "tuner.json")] {
-        // A folder where the draft is written: no file can be made there, also not by root.
+        // A folder stands at the path of the draft, so no user can make a file there, not even
+        // root.
         let obstacle = state.join(format!("{file}.tmp"));
         let _ = fs::remove_file(&obstacle);
         fs::create_dir(&obstacle).unwrap();

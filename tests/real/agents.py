@@ -99,7 +99,7 @@ def codex(folder, url):
         """The status of the response, of which Codex shows the text only."""
         return re.findall(r"unexpected status (\d+)", json.dumps(seen(*arguments)))
 
-    # A tool's result contains a random id: the number of its tokens varies.
+    # A tool's result contains a random id, so its number of tokens varies.
     vary = ("id", "thread_id", "input_tokens")
     yield "answer", lambda: seen(HELLO)
     yield "call of a tool", lambda: seen(tool("exec_command", cmd="echo one two three"), ids=vary)
@@ -111,7 +111,7 @@ def claude(folder, url):
     program = folder / "node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs"
     agent = Agent(folder, "node", program, "-p", "--verbose", "--output-format", "stream-json",
                   ANTHROPIC_BASE_URL=url, **CLAUDE)
-    # The members of its last line that follow from the responses.
+    # The members of the last line that follow from the responses.
     result = ("subtype", "is_error", "api_error_status", "result", "stop_reason", "num_turns")
 
     def seen(*arguments):

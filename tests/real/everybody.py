@@ -21,7 +21,8 @@ from gateway import Gateway, certificate, model, pool
 
 # How long a client may take for all its calls, seconds.
 CLIENT_SECONDS = 120
-# Calls whose results differ, and where .github/docs/clients.md says so.
+# Calls with different results, and the place in .github/docs/clients.md that explains the
+# difference.
 DIFFERS = {
     "one model": "Paths: the gateway serves /v1/models/{id}",
     "readiness": "Paths: the gateway serves /ready",
@@ -36,7 +37,7 @@ CHAT = {
 LARGE = 2 << 20
 FLAGS = [
     "--allowed-origins", '["*"]',
-    # Agents: a model that calls tools, and counts of tokens that do not depend on earlier calls.
+    # For agents: a model that calls tools, and token counts that do not depend on earlier calls.
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--logits-processors", "parrot:Parrot", "--no-enable-prefix-caching",
 ]
@@ -127,7 +128,7 @@ def comparisons(folder, engine, plain, secure):
     script = lambda file, *arguments: program("node", folder / file, *arguments)
     frameworks = lambda name: program(python, "-B", HERE / "frameworks.py", name)
     agent = lambda name: program(sys.executable, "-B", HERE / "agents.py", name, folder)
-    # vLLM has HTTP/1.1 only.
+    # vLLM speaks HTTP/1.1 only.
     old = curl("--http1.1")
     trusted = ("--cacert", f"{folder / 'gate'}.pem")
     each = {
@@ -149,7 +150,7 @@ def main(root, folder, *names):
     root, folder = pathlib.Path(root), pathlib.Path(folder)
     running, passed, failed = [], 0, 0
     try:
-        # `parrot` is there.
+        # `parrot` is in this folder.
         engine = Vllm("engine", root, folder, 32768, *FLAGS, env={"PYTHONPATH": str(folder)})
         running.append(engine)
         engine.healthy()

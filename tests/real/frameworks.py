@@ -14,7 +14,8 @@ TALK = [{"role": "user", "content": "The quick brown fox"}]
 LIMITS = {"temperature": 0, "max_tokens": 6}
 # vLLM's own field, which strict readers do not know.
 EXTRA = {"ignore_eos": True}
-# The model says what it is asked for (`parrot.py`), here a call of a tool in the form of Hermes.
+# The model says the text that the request asks for (`parrot.py`), here a call of a tool in the form
+# of Hermes.
 SAY = '{"name": "echo", "arguments": {"text": "one two"}}'
 CALL = f"Repeat after me: <tool_call>\n{SAY}\n</tool_call>"
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -58,7 +59,7 @@ def langchain(url):
 
 
 def litellm(url):
-    # Its list of models would be fetched.
+    # Otherwise the client would fetch the list of models.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm as module
 

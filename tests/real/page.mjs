@@ -1,5 +1,6 @@
 // A page of another origin in a browser, as tests/real/clients uses it: page.mjs URL.
-// Prints one JSON object, a call a member. Needs $CHROMIUM. All is on loopback.
+// Prints one JSON object with one member for each call. Needs $CHROMIUM. All addresses are on
+// loopback.
 import { createServer } from "node:http";
 import { chromium } from "playwright-core";
 

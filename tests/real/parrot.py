@@ -26,7 +26,8 @@ class Parrot(LogitsProcessor):
         folder = pathlib.Path(vllm_config.model_config.model)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.end = self.tokenizer.token_to_id(END)
-        # Place in the batch -> the tokens to say, and the tokens said so far, which vLLM extends.
+        # The index in the batch -> the tokens to say, and the tokens said so far, which vLLM
+        # extends.
         self.lines = {}
 
     def is_argmax_invariant(self):
@@ -36,7 +37,7 @@ class Parrot(LogitsProcessor):
         text = self.tokenizer.decode(prompt or [], skip_special_tokens=False)
         if MARK not in text:
             return None
-        # Behind the last end is the beginning of the answer.
+        # The answer begins after the last end of a message.
         messages = [m for m in text.split(END)[:-1] if SYSTEM not in m]
         say = messages[-1].partition(MARK)[2].strip() if messages else ""
         return [*self.tokenizer.encode(say or DONE, add_special_tokens=False).ids, self.end], said

@@ -1,5 +1,5 @@
 // Calls of the Vercel AI SDK, as tests/real/clients makes them: vercel.mjs URL.
-// Prints one JSON object, a call a member.
+// Prints one JSON object with one member for each call.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 
@@ -11,7 +11,8 @@ const settings = {
   providerOptions: { vllm: { ignore_eos: true } },
 };
 const usage = used => [used.inputTokens, used.outputTokens, used.totalTokens];
-// The model says what it is asked for (parrot.py), here a call of a tool. The SDK sends its result.
+// The model says the text that the request asks for (parrot.py), here a call of a tool. The SDK
+// sends the result of the tool.
 const say = JSON.stringify({ name: "echo", arguments: { text: "one two" } });
 const schema = { type: "object", properties: { text: { type: "string" } } };
 const tools = {

@@ -57,7 +57,7 @@ fn files() -> Vec<(String, String)> {
     ["src", "tests", "benches"].iter().flat_map(|folder| rust_files(folder, "")).collect()
 }
 
-/// buildah reads the one of the root, docker the one beside the Containerfile.
+/// buildah reads the file in the root, docker the file next to the Containerfile.
 #[test]
 fn an_image_is_built_from_the_same_files_by_docker_and_buildah() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();

@@ -2,14 +2,16 @@
 //!
 //! A change of the server is what a comparison is for; a change of the load makes it worthless. So differences of the load
 //! stand apart: arrivals, and for each class its lengths, weight and shared prefix, the tokens that the servers counted, and
-//! every flag of the command line that is not known to leave requests as they are (`flags`). The other differences are named, too: model,
+//! every flag of the command line that is not known to leave requests unchanged (`flags`). The
+//! other differences are named, too: model,
 //! servers, versions, objectives. What only one file knows (files of other tools and of earlier versions lack some fields) is
 //! no difference. Bounds: one sentence for each field, class and flag.
 
 use super::flags::flags;
 use crate::result::record::{ClassConfig, Record, RunConfig, RunResult, Slo};
 
-/// Prompts whose mean lengths differ by more than this share are another load, beyond chance.
+/// Relative difference of two mean prompt lengths beyond which the loads differ, unless chance
+/// explains it.
 const MAX_LENGTH: f64 = 0.05;
 /// Standard errors by which two means of drawn lengths may differ by chance.
 const CHANCE: f64 = 3.0;
@@ -47,8 +49,8 @@ pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
     found
 }
 
-/// The lengths of prompts of each class, as the servers counted them: the configurations may not
-/// say all.
+/// The lengths of the prompts of each class, as the servers counted them: the configurations may
+/// not state all lengths.
 fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
     let has_several = |run: &RunResult| run.config.classes.len() > 1;
     let mut names = vec![None];
@@ -58,11 +60,11 @@ fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
     names.into_iter().filter_map(|name| class_lengths(a, b, name)).collect()
 }
 
-/// The lengths of one class, or of all requests.
+/// The lengths of the prompts of one class, or of all requests.
 ///
-/// The mean over completed requests falls where an engine fails at the long prompts of a class,
-/// although the load is the same. So the lengths differ only if those of completed and failed
-/// requests together differ as well: a failed request counts with the length that was asked for.
+/// The mean over completed requests falls if an engine fails at the long prompts of a class,
+/// although the load is the same. So the lengths differ only if the lengths of completed and failed
+/// requests together differ as well: a failed request counts with the requested length.
 fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<String> {
     let completed = |run: &RunResult| PromptLengths::of(run, class, Record::is_completed);
     let ended = |run: &RunResult| PromptLengths::of(run, class, |record| record.is_completed() || record.is_failed());
@@ -74,14 +76,14 @@ fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<St
     })
 }
 
-/// The mean of some prompts' tokens, and its standard error.
+/// The mean number of tokens of some prompts, and the standard error of the mean.
 struct PromptLengths {
     mean: f64,
     error: f64,
 }
 
 impl PromptLengths {
-    /// None where no request counts.
+    /// `None` if no request counts.
     fn of(run: &RunResult, class: Option<&str>, counts: impl Fn(&Record) -> bool) -> Option<Self> {
         let name = |record: &Record| run.config.classes.get(record.class as usize).map(|class| class.name.as_str());
         let known = |record: &&Record| counts(record) && record.prompt_tokens > 0;

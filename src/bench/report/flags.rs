@@ -1,19 +1,20 @@
-//! Compares the flags of two command lines: which of them changed the load?
+//! Compares the flags of two command lines, and finds the flags that changed the load.
 //!
-//! A flag is covered where a field of the result says the same, or where it only says how results
-//! are shown and saved. A flag beside the load leaves the requests and their arrivals as they are.
-//! Every other flag is part of the load, a flag that is unknown here, too.
+//! A flag is covered if a field of the result states the flag's value, or if the flag only chooses
+//! how results are shown and saved. A flag outside the load leaves the requests and their arrivals
+//! unchanged. Every other flag is part of the load, also a flag that is unknown here.
 //!
-//! Flags are compared by their meaning: an alias counts as its flag, a flag without a value as its
-//! default, and `1.0` as `1`. A test of the command line compares [`ALIASES`] and [`DEFAULTS`]
-//! with its definitions. Bound: one difference for each flag.
+//! Flags are compared by their meaning: an alias counts as the flag that it stands for, a flag
+//! without a value as its default, and `1.0` as `1`. A test of the command line compares
+//! [`ALIASES`] and [`DEFAULTS`] with the definitions of the flags. Bound: one difference for each
+//! flag.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::result::record::RunConfig;
 
-/// Flags that the fields of a result cover, that only say what is shown and saved, or that name
-/// what the field of the arrivals says.
+/// Flags that fields of the result cover, that only choose the shown and saved output, or that name
+/// the same value as the field of the arrivals.
 const COVERED: [&str; 34] = [
     "--append-result",
     "--backend",
@@ -51,7 +52,7 @@ const COVERED: [&str; 34] = [
     "--tokenizer",
 ];
 
-/// Flags without a field of their own that leave the requests and their arrivals as they are.
+/// Flags without a field that leave the requests and their arrivals unchanged.
 const BESIDE_LOAD: [&str; 19] = [
     "--dry-run",
     "--header",
@@ -60,13 +61,13 @@ const BESIDE_LOAD: [&str; 19] = [
     "--num-warmups",
     "--port",
     "--profile",
-    // Where token ids can be sent, they are the default.
+    // If token ids can be sent, they are the default.
     "--prompt-token-ids",
     "--ready-check-timeout-sec",
     "--request-timeout",
     "--reset-prefix-cache",
     "--served-model-name",
-    // Accepted for `vllm bench serve`, without effect.
+    // Accepted for compatibility with `vllm bench serve`, without effect.
     "--skip-chat-template",
     "--skip-tokenizer-init",
     "--sweep-max-concurrency",
@@ -76,7 +77,7 @@ const BESIDE_LOAD: [&str; 19] = [
     "--trust-remote-code",
 ];
 
-/// Flags of generated prompts that the lengths and the shared prefix of each class cover.
+/// Flags of generated prompts. The lengths and the shared prefix of each class cover them.
 const GENERATED: [&str; 13] = [
     "--num-prefixes",
     "--output-len",
@@ -93,7 +94,7 @@ const GENERATED: [&str; 13] = [
     "--random-range-ratio",
 ];
 
-/// Other names of flags: the alias, and the flag.
+/// Other names of flags: the alias, and the flag that it stands for.
 pub const ALIASES: [(&str, &str); 2] =
     [("--input-len", "--random-input-len"), ("--multi-turn-concurrency", "--max-concurrency")];
 
@@ -130,28 +131,28 @@ pub const DEFAULTS: [(&str, &str); 29] = [
     ("--vocabulary", "1000-7999"),
 ];
 
-/// Data sets whose responses end where the model ends them, unless `--ignore-eos` is given.
+/// Data sets in which the model ends each response, unless `--ignore-eos` is given.
 const OWN_LENGTHS: [&str; 2] = ["sharegpt", "custom"];
 
-/// Whether fields of every result cover the flag, or it does not concern the requests.
+/// Whether fields of every result cover the flag, or the flag does not concern the requests.
 pub fn is_covered(name: &str) -> bool {
     COVERED.contains(&name)
 }
 
-/// A flag that two command lines do not have in common.
+/// A flag that differs between two command lines.
 pub(super) struct FlagDifference {
-    /// Whether it changed the load.
+    /// Whether the flag changed the load.
     pub(super) is_load: bool,
-    /// The flag, with its dashes.
+    /// The flag, with leading dashes.
     pub(super) name: String,
-    /// Its value in A, or that it was not given.
+    /// The flag's value in A, or a note that A does not give the flag.
     pub(super) was: String,
-    /// The same in B.
+    /// The flag's value in B, or a note that B does not give the flag.
     pub(super) is: String,
 }
 
-/// The flags that differ and that no field of both results covers. A result that does not hold its
-/// command line differs in none.
+/// The flags that differ and that no field of both results covers. A result without its command
+/// line differs in no flag.
 pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
     if a.arguments.is_empty() || b.arguments.is_empty() {
         return Vec::new();
@@ -170,7 +171,7 @@ pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
         .collect()
 }
 
-/// Whether fields of these two results say what the flag says, or the flag has no effect on them.
+/// Whether fields of these two results state the flag's value, or the flag has no effect on them.
 fn has_field(name: &str, a: &RunConfig, b: &RunConfig) -> bool {
     let says_lengths =
         |config: &RunConfig| !config.classes.is_empty() && config.classes.iter().all(|class| !class.prompt.is_empty());
@@ -185,7 +186,8 @@ fn has_field(name: &str, a: &RunConfig, b: &RunConfig) -> bool {
     }
 }
 
-/// The values of a flag as a person reads them; none: it was not given, or its default was.
+/// The values of a flag in a readable form. Without values, the flag was not given, or its default
+/// was.
 fn shown(values: Option<&Vec<String>>, name: &str) -> String {
     match values {
         None => default_of(name).map_or_else(|| "not given".to_owned(), |default| format!("{default}, the default")),
@@ -198,8 +200,8 @@ fn default_of(name: &str) -> Option<&'static str> {
     DEFAULTS.iter().find(|(flag, _)| *flag == name).map(|(_, default)| *default)
 }
 
-/// The values of each flag in one spelling, those of a repeated flag together; flags that have
-/// their default are left out.
+/// The values of each flag in one spelling. The values of a repeated flag stand together, and flags
+/// with their default value are left out.
 fn by_flag(arguments: &[String]) -> BTreeMap<String, Vec<String>> {
     let (mut flags, mut last) = (BTreeMap::<String, Vec<String>>::new(), None);
     for argument in arguments {
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
     use crate::result::record::ClassConfig;
 
-    /// The flags that differ, those of the load marked.
+    /// The flags that differ, with a mark on the flags of the load.
     fn found(dataset: &str, a: &str, b: &str) -> Vec<String> {
         let class = |name: &str| ClassConfig {
             name: name.to_owned(),

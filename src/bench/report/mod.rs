@@ -3,7 +3,8 @@
 //! `table` prints one result in the terminal, with tables of `columns`. `html` is a page of one or more results; `charts` and `overlay` choose its plots,
 //! `plot`, `series` and `scale` draw them as SVG, `page` writes the HTML. `variants` is a page
 //! that compares variants, `sections` one of tables and dots that the caller fills. `knee` finds the knee of a sweep, `compare` judges the
-//! difference of two results, `flags` the command lines of both. Statistics are computed in `result`, not here.
+//! difference of two results, and `flags` compares the command lines of both. `result` computes the
+//! statistics.
 
 mod scale;
 mod series;

@@ -44,8 +44,8 @@ struct Question {
 /// What a backend answered: text, where an error says what is not as configured, and the models that it lists.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Asks all backends and prints a line for each, and notes; with `quiet` only the lines of backends that fail. Returns the exit
-/// code.
+/// Asks all backends, and prints a line for each backend, and notes; with `quiet` only the lines of
+/// failed backends. Returns the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

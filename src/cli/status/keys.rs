@@ -1,19 +1,19 @@
-//! Lines of `sluice status` about API keys that have used a good part of a limit on tokens.
+//! Lines of `sluice status` about API keys that have used at least a tenth of a token limit.
 //!
-//! A key without such a limit, or far from it, has no line: the limits that are near are what an
-//! operator looks for.
+//! A key without a token limit, or far from it, has no line: an operator looks for keys that are
+//! near a limit.
 
 use crate::admin::status::{KeyStatus, Status, Used};
 
-/// Keys that have a line at most; `--json` has more.
+/// Largest number of keys with a line; `--json` has more keys.
 const KEYS_SHOWN: usize = 20;
 
-/// The lines, those nearest to a limit first.
+/// The lines, keys nearest to a limit first.
 pub(super) fn lines(status: &Status) -> impl Iterator<Item = String> {
     status.keys.iter().filter_map(line).take(KEYS_SHOWN)
 }
 
-/// One line about a key that has used a tenth of a limit or more.
+/// The line about a key, if the key has used a tenth of a limit or more.
 fn line(key: &KeyStatus) -> Option<String> {
     let limits = [(key.minute, "tokens per minute"), (key.day, "tokens per day")];
     let near = limits.into_iter().filter_map(|(used, words)| {
@@ -25,7 +25,7 @@ fn line(key: &KeyStatus) -> Option<String> {
     (!near.is_empty()).then(|| format!("key {}: {}\n", key.name, near.join("; ")))
 }
 
-/// Three digits and a k or M beyond ten thousand.
+/// The value with three digits and a k or M beyond ten thousand.
 pub(super) fn short(value: u64) -> String {
     match value {
         0..10_000 => value.to_string(),

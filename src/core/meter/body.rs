@@ -22,7 +22,7 @@ pub struct BodyMeter {
     kept: Vec<u8>,
     /// Once it is longer than [`KEEP`].
     long: Option<Box<LongBody>>,
-    /// Bytes so far.
+    /// Bytes of the body so far.
     length: u64,
     bounds: UsageBounds,
 }
@@ -41,7 +41,7 @@ pub struct BodyStats {
     pub e2el: Duration,
     /// Token counts, as far as reported.
     pub usage: TokenUsage,
-    /// Tokens of the output by its bytes, for a response that reports none.
+    /// Tokens of the output, estimated from its bytes, for a response that reports no usage.
     pub estimated: u64,
     /// The error, when the body is one.
     pub error: Option<UpstreamError>,
@@ -55,7 +55,7 @@ impl BodyMeter {
         Self { start, kept: Vec::new(), long: None, length: 0, bounds: UsageBounds::default() }
     }
 
-    /// Believes reported usage within these bounds only.
+    /// Sets the bounds within which reported usage is believed.
     pub fn set_bounds(&mut self, bounds: UsageBounds) {
         self.bounds = bounds;
     }
@@ -80,7 +80,8 @@ impl BodyMeter {
             None => (response::read(&self.kept), false),
         };
         let seen = SeenOutput { bytes: read.text, events: 0 };
-        // A short token may come alone, and texts of a long body are cut before they are counted.
+        // A short token may come alone, and the texts of a long body are cut before their bytes are
+        // counted.
         let most = UsageBounds { completion_max: self.bounds.completion_max.max(self.length), ..self.bounds };
         let usage = most.at_end(read.usage.unwrap_or_default(), seen);
         let output = if is_long && read.text > 0 { self.length } else { read.text };

@@ -36,7 +36,7 @@ impl ItlHistogram {
     /// Counts `tokens` gaps of `gap` each.
     pub fn record(&mut self, gap: Duration, tokens: u32) {
         if gap.is_zero() {
-            // Events that arrived together: most of them under load.
+            // Events that arrived together; under load, most events do.
             self.counts[0] = self.counts[0].saturating_add(tokens);
             return;
         }

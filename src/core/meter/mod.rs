@@ -2,7 +2,7 @@
 //!
 //! [`stream`] TTFT, ITL, TPOT, E2EL of a stream · [`body`] usage and error of a response that is not streamed ·
 //! [`strip`] removes injected usage · [`forward`] what goes to the client · [`histogram`] a stream's latency counters ·
-//! [`slo`] goodput · [`usage`] which reported token counts are believed.
+//! [`slo`] goodput · [`usage`] the bounds within which reported token counts are believed.
 //!
 //! The gateway and its independent checkers (load generator, simulator) share these definitions. Time is a parameter.
 

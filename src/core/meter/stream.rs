@@ -116,7 +116,7 @@ impl StreamMeter {
         }
     }
 
-    /// Believes reported usage within these bounds only.
+    /// Sets the bounds within which reported usage is believed.
     pub fn set_bounds(&mut self, bounds: UsageBounds) {
         self.tally.bounds = bounds;
     }
@@ -143,8 +143,8 @@ impl StreamMeter {
         out.end(oversize, sse.release())
     }
 
-    /// From now on the times at which bytes arrive are not those at which the engine sent them:
-    /// there are no more gaps, no TPOT and no E2EL. TTFT stays, if the first token has come.
+    /// From now on, bytes do not arrive at the time at which the engine sent them: there are no
+    /// more gaps, no TPOT and no E2EL. TTFT stays, if the first token has come.
     pub fn stop_timing(&mut self) {
         self.tally.is_timed = false;
     }
@@ -263,8 +263,8 @@ impl StreamStage {
     }
 }
 
-/// Reads a scanned event. `take` gets it when its end was seen; a reference and not a result, because
-/// an event is large to move.
+/// Reads a scanned event. `take` gets the event when the scanner has seen its end. The event is
+/// passed by reference and not returned, because an event is large to move.
 #[inline(always)]
 fn read<'a>(
     found: Scanned<'a>,
@@ -309,7 +309,7 @@ struct Tally {
     progress: u64,
     pings: u64,
     is_timed: bool,
-    /// Bytes of output.
+    /// Bytes of output in the stream.
     text: u64,
     bounds: UsageBounds,
     stats: StreamStats,
@@ -335,7 +335,8 @@ impl Tally {
         }
     }
 
-    /// The body has ended in order: whether the stream is complete, if its end was not seen.
+    /// The body has ended without a break. Without the end marker, decides whether the stream is
+    /// complete.
     fn end_of_body(&mut self, memo: &Memo) {
         self.stats.done |= match self.dialect {
             Dialect::Choices => memo.choices().have_finished(),
@@ -350,7 +351,8 @@ impl Tally {
         self.text += event.text;
         self.stats.oversize_events += u64::from(oversize);
         if event.is_text() && self.is_timed && self.first.is_some() {
-            // Nearly every event of a stream, written out: the same as below and `output`.
+            // This branch, written out, is the path of nearly every event of a stream; it does the
+            // same as the code below and `output`.
             self.progress += 1;
             self.stage = StreamStage::Open;
             self.stats.content_events += 1;
@@ -425,7 +427,7 @@ impl Tally {
         self.last = now;
     }
 
-    /// The output so far, with the event that is being counted.
+    /// The output so far, including the event that is being counted.
     fn seen(&self) -> SeenOutput {
         SeenOutput { bytes: self.text, events: self.stats.token_events + 1 }
     }

@@ -1,45 +1,49 @@
-//! Within which bounds the usage that an engine reports is believed.
+//! Bounds within which the usage that an engine reports is believed.
 //!
-//! Limits, metrics and estimates are charged with reported tokens, so a broken or hostile engine must not be able to report
-//! any number. A number within the bounds is taken unchanged. A number outside them is dropped as if it had not been
-//! reported, and the gateway's own count takes its place: one token for each event that carried some, or one for each
-//! [`BYTES_PER_TOKEN`] bytes of a body's output.
+//! The gateway charges limits, metrics and estimates with reported tokens, so a broken or hostile
+//! engine must not be able to report any number. A number within the bounds is taken unchanged. A
+//! number outside the bounds is dropped as if the engine had not reported it. The gateway's own
+//! count takes its place: one token for each event with tokens, or one for each [`BYTES_PER_TOKEN`]
+//! bytes of a body's output.
 //!
 //! The bounds are wide, because no engine that counts its tokens may fall outside them:
-//! - Completion tokens, at least: one for each [`LONGEST_TOKEN`] bytes of output (vocabularies have tokens of 128 blanks) and
-//!   one for each [`EVENTS_PER_TOKEN`] events with output (a parser may cut one token into several events).
-//! - Completion tokens, at most: the output that the request permits, or one for each byte of output if that is more. Output
-//!   may have no bytes at all (special tokens, hidden reasoning), so bytes alone are no upper bound.
+//! - Fewest completion tokens: one for each [`LONGEST_TOKEN`] bytes of output (vocabularies have
+//!   tokens of 128 blanks), and one for each [`EVENTS_PER_TOKEN`] events with output (a parser may
+//!   cut one token into several events).
+//! - Most completion tokens: the output that the request permits, or one token for each byte of
+//!   output if that is more. Output may have no bytes at all (special tokens, hidden reasoning), so
+//!   bytes alone are no upper bound.
 //! - Prompt tokens: bounds that the caller derives from the bytes of the request.
 
 use crate::openai::TokenUsage;
 
-/// Bytes of the longest token, as JSON writes them: 128 characters with an escape each.
+/// Bytes of the longest token, as JSON writes it: 128 characters with an escape each.
 pub const LONGEST_TOKEN: u64 = 256;
-/// Events with output into which one token may be cut.
+/// Largest number of events with output into which one token may be cut.
 pub const EVENTS_PER_TOKEN: u64 = 8;
-/// Bytes of output for each token, where nothing better is known: English in the vocabularies of today.
+/// Bytes of output for each token if no better value is known: English in today's vocabularies.
 pub const BYTES_PER_TOKEN: u64 = 4;
 
-/// The bounds for one response. By default every number is believed.
+/// The bounds for one response. By default every number is within the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsageBounds {
-    /// The fewest prompt tokens.
+    /// Fewest prompt tokens.
     pub prompt_min: u64,
-    /// The most prompt tokens.
+    /// Most prompt tokens.
     pub prompt_max: u64,
-    /// The most completion tokens of all sequences, unless the output has more bytes.
+    /// Most completion tokens of all sequences together, unless the output has more bytes.
     pub completion_max: u64,
-    /// Whether the output is all generated. Not so with `echo`, which repeats the prompt.
+    /// Whether the engine generated all of the output. With `echo` it did not: the response repeats
+    /// the prompt.
     pub output_is_generated: bool,
 }
 
-/// Output that was seen.
+/// Output that the gateway has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeenOutput {
-    /// Its bytes as they were written.
+    /// Bytes of the output as they were written.
     pub bytes: u64,
-    /// Events that carried some.
+    /// Events that carried output.
     pub events: u64,
 }
 
@@ -50,11 +54,11 @@ impl Default for UsageBounds {
 }
 
 impl UsageBounds {
-    /// What is believed of a report while the response goes on: no number is too low yet.
+    /// Filters a report while the response goes on: no number is too low yet.
     pub fn so_far(&self, reported: TokenUsage, seen: SeenOutput) -> TokenUsage {
         let prompt = reported.prompt.filter(|tokens| (self.prompt_min..=self.prompt_max).contains(tokens));
         let most = self.completion_max.max(seen.bytes).max(seen.events);
-        // A part of a count that is not believed is not believed either.
+        // The cached part of a prompt count is dropped if the prompt count is dropped.
         let cached = reported.cached.filter(|_| prompt.is_some() || reported.prompt.is_none());
         TokenUsage {
             prompt,
@@ -63,7 +67,7 @@ impl UsageBounds {
         }
     }
 
-    /// What is believed of the last report, when all output was seen.
+    /// Filters the last report, after the gateway has seen all output.
     pub fn at_end(&self, reported: TokenUsage, seen: SeenOutput) -> TokenUsage {
         let usage = self.so_far(reported, seen);
         let least = match self.output_is_generated {

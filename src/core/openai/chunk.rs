@@ -212,7 +212,7 @@ impl ChoicesReader {
 #[derive(Clone, Debug, Default)]
 struct Choice {
     index: u64,
-    /// Bytes of its output.
+    /// Bytes of the choice's output.
     text: u64,
     finish: bool,
     aborted: bool,
@@ -261,7 +261,8 @@ fn choice(scanner: &mut Scanner<'_>) -> Result<Choice, ScanError> {
     Ok(choice)
 }
 
-/// Takes a value; returns its bytes as they are written if it is a string, list or object that is not empty, else 0.
+/// Takes a value. Returns the bytes as written if the value is a string, list or object that is not
+/// empty, otherwise 0.
 fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
     Ok(match scanner.kind()? {
         JsonKind::String => scanner.text()?.raw.len() as u64,
@@ -278,7 +279,7 @@ fn output(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Typed {
     name: String,
-    /// Bytes of its output.
+    /// Bytes of the output.
     text: u64,
     stopped: Option<FinishReason>,
     usage: Option<TokenUsage>,

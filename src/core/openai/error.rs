@@ -78,7 +78,8 @@ impl ShedReason {
         }
     }
 
-    /// Whether there was no room for the request, now or in time; otherwise it could not be served at all.
+    /// Whether there was no room for the request, now or in time. Otherwise the request could not
+    /// be served at all.
     pub const fn is_for_room(self) -> bool {
         matches!(self, Self::QueueFull | Self::QueueTimeout)
     }
@@ -124,7 +125,7 @@ pub enum Refusal {
     },
     /// 422: engines died while they served a request with this body.
     SuspectedCrash {
-        /// Seconds for which it is still refused.
+        /// Seconds for which the gateway still refuses the body.
         seconds: u64,
     },
     /// 415: a `Content-Encoding` that is not read here.

@@ -74,7 +74,7 @@ impl EventKind {
 }
 
 impl StreamEvent {
-    /// Whether it is output and says nothing else.
+    /// Whether the event is output, and carries nothing else.
     pub fn is_text(&self) -> bool {
         let says_more = self.finish || self.aborted || self.usage.is_some() || self.answer != Answer::default();
         self.kind == EventKind::Content && !says_more
@@ -90,7 +90,7 @@ pub struct StreamEvent {
     pub finish: bool,
     /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does when it shuts down.
     pub aborted: bool,
-    /// Bytes of output as they are written in the event: of texts, reasoning and tool calls.
+    /// Bytes of output as they are written in the event: texts, reasoning and tool calls.
     pub text: u64,
     /// What it says of the answer.
     pub answer: Answer,

@@ -129,7 +129,7 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Takes a string; returns its bytes as they are written.
+    /// Takes a string; returns its bytes as written.
     fn string(&mut self) -> Option<u64> {
         if self.0.first() != Some(&b'"') {
             return None;

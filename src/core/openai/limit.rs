@@ -53,7 +53,7 @@ pub enum KeyLimit {
     Tokens(u64),
     /// Tokens per minute.
     TokenRate(u64),
-    /// Tokens within the last 24 hours.
+    /// Tokens of a key within the last 24 hours.
     DayTokens(u64),
 }
 

@@ -4,7 +4,8 @@
 //! [`prompt`], [`shape`] where the prompt is and what it looks like · [`prefix`] hashes of its beginnings · [`multipart`] the audio routes · [`invocation`] SageMaker's path ·
 //! [`rewrite`] edits without copying · [`sse`] events of a stream · [`event`] what one can mean · [`chunk`], [`fast`] read
 //! it · [`condense`], [`long_event`] read documents and events of any size piece by piece · [`choices`] which of them are open ·
-//! [`response`] usage, error and bytes of output of a whole response · [`error`] the table from refusals to HTTP,
+//! [`response`] usage, error and output bytes of a whole response · [`error`] the table from
+//! refusals to HTTP,
 //! with [`limit`]s and a [`route_hint`] · [`ERROR_CODES`].
 //!
 //! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.

@@ -1,16 +1,19 @@
-//! Counts the bytes of output in a whole response: a lower bound for its tokens, when the engine reports none or too few.
+//! Counts the bytes of output in a whole response: a lower bound for its tokens, if the engine
+//! reports no tokens or too few.
 //!
-//! Output is text, reasoning, refusals, and names and arguments of tool calls, in every dialect. Logprobs, token ids and a
-//! repeated request are not output and are stepped over. Bytes are counted as they are written, escapes included.
+//! Output is text, reasoning, refusals, and names and arguments of tool calls, in every dialect.
+//! The walk steps over logprobs, token ids and a repeated request, which are not output. It counts
+//! bytes as they are written, escapes included.
 //!
-//! Bounds: [`DEPTH`] containers inside each other; what lies deeper is not counted.
+//! Bounds: [`DEPTH`] nested containers; the walk does not count output below that depth.
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
-/// Containers that the walk enters: an item of `output` with parts with a summary has six.
+/// Depth of containers that the walk enters. An item of `output` with parts with a summary has a
+/// depth of six.
 const DEPTH: u32 = 8;
 
-/// Members whose values are output, or contain it.
+/// Members whose values are output, or contain output.
 const OUTPUT: &[&[u8]] = &[
     b"arguments",
     b"content",
@@ -30,12 +33,12 @@ const OUTPUT: &[&[u8]] = &[
     b"tool_plan",
 ];
 
-/// Whether the value of this member is output, or contains it.
+/// Whether the value of this member is output, or contains output.
 pub(super) fn is_output(key: &[u8]) -> bool {
     OUTPUT.contains(&key)
 }
 
-/// Takes the value of a member that [`is_output`]; returns the bytes of output in it.
+/// Takes the value of a member that [`is_output`]; returns the bytes of output in the value.
 pub(super) fn bytes(scanner: &mut Scanner<'_>) -> Result<u64, ScanError> {
     within(scanner, DEPTH)
 }
@@ -53,7 +56,7 @@ fn within(scanner: &mut Scanner<'_>, depth: u32) -> Result<u64, ScanError> {
         JsonKind::Object if depth > 0 => {
             scanner.object(|scanner, key| {
                 match &*key.bytes() {
-                    // Arguments of a tool call as JSON: all of it was generated.
+                    // The arguments of a tool call as JSON: the model generated all of the text.
                     b"arguments" | b"input" if scanner.kind()? == JsonKind::Object => {
                         found += scanner.skip_raw()?.len() as u64;
                     }

@@ -220,7 +220,7 @@ fn messages<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<()
     Ok(())
 }
 
-/// The lengths of the prompts in a list, in bytes of the body.
+/// Lengths of the prompts in a list, in bytes of the body.
 #[derive(Default)]
 struct Lengths {
     count: u32,
@@ -229,7 +229,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    /// A prompt that begins at `start` is over.
+    /// Ends the prompt that began at `start`.
     fn add(&mut self, start: usize, scanner: &Scanner<'_>) {
         let bytes = (scanner.position() - start) as u64;
         self.count = self.count.saturating_add(1);
@@ -237,7 +237,7 @@ impl Lengths {
         self.all += bytes;
     }
 
-    /// The list is over; returns how many prompts it has.
+    /// Ends the list; returns the number of prompts in the list.
     fn end<S: PromptSink>(self, sink: &mut S) -> u32 {
         if self.count > 1 {
             sink.listed(self.longest, self.all);

@@ -42,7 +42,7 @@ pub struct RequestView<'a> {
     pub max_output: Option<u64>,
     /// Tokens that must be generated before a stop is honoured.
     pub min_tokens: u64,
-    /// Whether the response repeats the prompt in front of the output (`echo`).
+    /// Whether the response repeats the prompt before the output (`echo`).
     pub echo: bool,
     /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
     pub ignore_eos: bool,
@@ -54,7 +54,7 @@ pub struct RequestView<'a> {
     pub shape: PromptShape,
     /// Where the prompt is; empty for a form.
     pub prompt_parts: PromptParts,
-    /// Scheduling priority (lower is earlier), when given; numbers beyond 64 bits are clamped.
+    /// Scheduling priority (lower is earlier), if given; numbers beyond 64 bits are clamped.
     pub priority: Option<i64>,
     /// The end user that the client names: `user` or `safety_identifier`.
     pub user: Option<Cow<'a, str>>,

@@ -41,10 +41,10 @@ pub enum RequestError {
         /// What is accepted.
         expected: &'static str,
     },
-    /// A field that parsers read differently when it is there twice.
+    /// A repeated field, whose value parsers read differently.
     #[error("'{param}' was sent twice; send it once")]
     SentTwice {
-        /// The field.
+        /// Name of the field.
         param: &'static str,
     },
     /// A body for `/invocations` that is no request of any route.

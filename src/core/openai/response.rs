@@ -199,7 +199,7 @@ fn billed_units(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, ScanErr
     Ok(found)
 }
 
-/// Reads the choices into `summary`. Returns whether one of them has the finish reason `abort`.
+/// Reads the choices into `summary`. Returns whether a choice has the finish reason `abort`.
 fn choices(scanner: &mut Scanner<'_>, summary: &mut ResponseSummary) -> Result<bool, ScanError> {
     let ResponseSummary { answer, text, .. } = summary;
     let mut aborted = false;

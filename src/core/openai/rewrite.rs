@@ -7,7 +7,7 @@
 //! copy) and the new values between them. Its length is known before it is sent (Content-Length).
 //!
 //! A `priority` that the client sent is always removed. [`EditedBody::set_priority`] inserts the
-//! number that the engine gets, once it is known which engine that is.
+//! number for the engine, once that engine is known.
 //!
 //! [`EditPoints`] holds positions, not values, so a request can wait in a queue and be sent again to another backend
 //! under another name. If a member is given twice, the last one is edited, because Python reads that one. An absent
@@ -50,25 +50,25 @@ pub struct EditPoints {
     form: Option<Span>,
     /// In JSON: behind the opening brace.
     open: usize,
-    /// Members seen.
+    /// Number of members seen.
     members: u32,
     model: Option<Span>,
     options: Option<OptionsPoints>,
     priority: Option<PriorityPoint>,
 }
 
-/// Where the member `priority` is.
+/// Place of the member `priority` in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PriorityPoint {
-    /// From the end of the member before it, or else from behind the brace, to the end of its
-    /// value.
+    /// Starts at the end of the member before `priority`, or behind the brace if `priority` is the
+    /// first member. Ends at the end of its value.
     span: Span,
     is_first: bool,
 }
 
 impl PriorityPoint {
-    /// The bytes to remove, so that the rest is valid: with the comma before it, or that after it
-    /// where it is the first.
+    /// The bytes to remove so that the rest is valid: the member with the comma before it, or with
+    /// the comma after it if it is the first member.
     fn removal(&self, body: &[u8]) -> Span {
         let after = &body[self.span.end..];
         let blanks = after.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
@@ -119,14 +119,14 @@ impl EditPoints {
         self.members = self.members.saturating_add(1);
     }
 
-    /// The member that was seen last is `priority`. `before`: where the member before it ends;
-    /// behind the brace without one. Returns whether it is the only one of this name.
+    /// Notes that the member seen last is `priority`. `before` is the end of the member before it,
+    /// or the place behind the brace if there is none. Returns whether this is the only `priority`.
     pub(super) fn set_priority(&mut self, before: usize, end: usize) -> bool {
         let point = PriorityPoint { span: Span { start: before, end }, is_first: self.members == 1 };
         self.priority.replace(point).is_none()
     }
 
-    /// Whether there are members besides a `priority`.
+    /// Whether there are members other than `priority`.
     fn has_others(&self) -> bool {
         self.members > u32::from(self.priority.is_some())
     }
@@ -145,18 +145,18 @@ impl EditPoints {
 pub struct EditedBody {
     pieces: SmallVec<[Bytes; INLINE_PIECES]>,
     len: usize,
-    /// Bytes of the first piece up to the place for a `priority`, behind the brace; 0: there is
-    /// none.
+    /// Bytes of the first piece up to the place for a `priority`, behind the brace. 0: there is no
+    /// place.
     open: usize,
-    /// Whether members follow that place.
+    /// Whether members follow the place for a `priority`.
     has_members: bool,
     /// The second piece is a `priority`.
     has_priority: bool,
 }
 
 impl EditedBody {
-    /// `body`, which `points` was read from, with `edits` applied and without a `priority`. Without
-    /// either it is one piece: `body` itself.
+    /// Returns `body`, from which `points` was read, with `edits` applied and without a `priority`.
+    /// With neither edits nor a `priority` the result is one piece: `body` itself.
     ///
     /// In a form only `model` can be edited; the rest is ignored there.
     pub fn new(body: &Bytes, points: &EditPoints, edits: Edits<'_>) -> Self {
@@ -186,15 +186,15 @@ impl EditedBody {
             }
             patches.push((Span { start: points.open, end: points.open }, front));
         }
-        // After what is inserted at the same place: sorting keeps the order.
+        // Pushed after the insertion at the same place: sorting keeps this order.
         patches.extend(points.priority.map(|point| (point.removal(body), String::new())));
         patches.sort_by_key(|(span, _)| span.start);
         let open = if points.form.is_none() { points.open } else { 0 };
         Self { open, has_members, ..Self::patched(body, patches) }
     }
 
-    /// Gives the engine this `priority`, or none. May be called again for another engine. A form
-    /// stays as it is.
+    /// Sets this `priority`, or no priority, for the engine. May be called again for another
+    /// engine. A form stays unchanged.
     pub fn set_priority(&mut self, priority: Option<i64>) {
         if std::mem::take(&mut self.has_priority) {
             self.len -= self.pieces.remove(1).len();
@@ -386,10 +386,10 @@ mod tests {
         assert_eq!(value["stream_options"]["include_usage"], true);
     }
 
-    /// The body as it goes to an engine that schedules by priority.
+    /// The body for an engine that schedules by priority.
     fn with_priority(body: &str, edits: Edits<'_>, priority: Option<i64>) -> String {
         let mut body = edit(body, edits);
-        // As after another engine, which had another one.
+        // As after an engine that had another priority.
         body.set_priority(Some(7));
         body.set_priority(priority);
         assert_eq!(body.to_bytes().len(), body.len());

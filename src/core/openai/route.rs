@@ -139,8 +139,9 @@ impl Route {
         })
     }
 
-    /// The spelling of the path by which an engine is known to have the route or not; `None` where the path names a
-    /// response. An engine with this path may lack the other spellings, and `/invocations`.
+    /// The spelling of the path by which an engine is known to have or to lack the route; `None` if
+    /// the path names a response. An engine with this path may lack the other spellings, and
+    /// `/invocations`.
     pub const fn path(self) -> Option<&'static str> {
         Some(match self {
             Self::ChatCompletions => "/v1/chat/completions",
@@ -243,8 +244,8 @@ impl Route {
         self.generates() && !matches!(self, Self::ChatBatch)
     }
 
-    /// Whether vLLM reads `priority` in the body. Of Messages it reads the header `X-Vllm-Priority`
-    /// alone, of the other routes neither.
+    /// Whether vLLM reads `priority` in the body. On Messages, vLLM reads only the header
+    /// `X-Vllm-Priority`; on the other routes, neither.
     pub const fn has_priority(self) -> bool {
         matches!(
             self,

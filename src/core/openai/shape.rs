@@ -32,7 +32,7 @@ pub struct PromptShape {
     pub media_parts: u32,
     /// Messages of a conversation (each costs template tokens).
     pub messages: u32,
-    /// Of several prompts in a list: bytes of the longest one, and of all.
+    /// For several prompts in a list: bytes of the longest prompt, and of all prompts together.
     pub listed: (u64, u64),
 }
 
@@ -46,8 +46,8 @@ impl PromptShape {
             && self.messages == 0
     }
 
-    /// Tokens of the longest of `prompts` prompts that have `tokens` together: by its share of their bytes, and the mean at
-    /// least.
+    /// Tokens of the longest of `prompts` prompts that have `tokens` together: its share of the
+    /// tokens by bytes, and at least the mean.
     pub fn longest_prompt(&self, tokens: u64, prompts: u32) -> u64 {
         let mean = tokens.div_ceil(u64::from(prompts.max(1)));
         let (longest, all) = self.listed;
@@ -73,7 +73,8 @@ pub trait PromptSink {
     fn media(&mut self);
     /// A message of the conversation begins.
     fn message(&mut self);
-    /// A list of several prompts is over: bytes of the longest one, and of all.
+    /// A list of several prompts has ended: bytes of the longest prompt, and of all prompts
+    /// together.
     fn listed(&mut self, _longest: u64, _all: u64) {}
 }
 
@@ -104,7 +105,7 @@ impl PromptSink for PromptShape {
     }
 
     fn listed(&mut self, longest: u64, all: u64) {
-        // A list may be inside another, or beside a shorter one.
+        // A list may be inside another list, or next to a shorter list.
         if all > self.listed.1 {
             self.listed = (longest, all);
         }

@@ -33,7 +33,7 @@ pub enum RestartError {
     /// The engine was taken out of the configuration, or the gateway stops.
     #[error("it is being shut down")]
     ShuttingDown,
-    /// It could not be saved, and the next start would not know of it.
+    /// The change could not be saved, so the next start would not know the change.
     #[error("the change cannot be saved in the journal (fleet.state): {0}; nothing was changed")]
     NotSaved(std::io::Error),
     /// A newer configuration was applied meanwhile.
@@ -107,7 +107,8 @@ pub(super) async fn change(
     if generation.is_some_and(|generation| registry.is_outdated(generation)) {
         return Err(RestartError::Outdated);
     }
-    // Whether the journal can be written shows here. If it fails later, the change ends with that.
+    // A journal that cannot be written shows here. If a later write fails, the change ends with
+    // that failure.
     handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
     handle.change(ChangeRequest { id, ..request }).await?;

@@ -159,8 +159,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Some(settings.int("max-num-seqs")?.saturating_mul(ranks))
     }
 
-    /// Whether an engine with these settings schedules by priority. Settings that do not say it:
-    /// no.
+    /// Whether an engine with these settings schedules by priority. No, if the settings do not show
+    /// it.
     fn schedules_by_priority(&self, settings: &EngineSettings) -> bool {
         let names = ["scheduling-policy", "scheduling_policy"];
         let policy = names.iter().find_map(|name| settings.args.get(*name));

@@ -196,7 +196,7 @@ impl EngineContext {
         self.others.follow(&self.spec().name, cordon);
         let Some(id) = self.backend_id() else { return };
         if cordon == Cordon::Open {
-            // Before its first request.
+            // Set before the engine's first request.
             self.admission.set_by_priority(id, self.driver.schedules_by_priority(&self.settings()));
         }
         self.admission.set_cordon(id, cordon);

@@ -95,7 +95,7 @@ pub enum JournalError {
         /// The cause.
         source: io::Error,
     },
-    /// Another user commands it.
+    /// Another user commands the folder or a file in it.
     #[error("fleet.state: {0}")]
     Untrusted(#[from] Untrusted),
     /// Another gateway uses it.
@@ -267,8 +267,8 @@ fn drop_secrets(life: &mut Lifecycle<Setup>) -> bool {
 }
 
 /// Opens for appending, after the end of a line: what is written must not continue a line that was cut short.
-/// Checks that the files of a journal in this folder could be opened. Nothing is written or locked. What does not exist is made
-/// at the start.
+/// Checks that the files of a journal in this folder could be opened. Writes and locks nothing. A
+/// start makes the files that do not exist.
 ///
 /// # Errors
 /// [`JournalError::Unusable`].

@@ -20,7 +20,7 @@ use super::{checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
 use sluice_gateway::config::{ArgValue, Launch};
 
-/// The flag that says how an engine orders its requests, and its value for priorities.
+/// The flag that chooses the order of an engine's requests, and the flag's value for priorities.
 const SCHEDULING_POLICY: &str = "scheduling-policy";
 const PRIORITY: &str = "priority";
 
@@ -36,8 +36,8 @@ pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i6
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
 }
 
-/// Whether the engine schedules by priority. vLLM's default is fcfs; of a command that is no vLLM,
-/// the words count.
+/// Whether the engine schedules by priority. vLLM's default is fcfs. For a command that is not
+/// vLLM, the words of the command count.
 pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) -> bool {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     match flags.text(SCHEDULING_POLICY) {

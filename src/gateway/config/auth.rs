@@ -36,11 +36,12 @@ table! {
         /// (`pool.scheduling_policy`).
         pub priority: i32 = default("0");
         /// The lowest number that a request may ask for, with `priority` in its body or the header
-        /// X-Vllm-Priority, which wins. What is beyond counts as this.
+        /// X-Vllm-Priority, which wins. A lower number counts as this one.
         pub priority_min: Option<i32> = optional("as priority").example("-10");
-        /// The highest number that a request may ask for. What is beyond counts as this.
+        /// The highest number that a request may ask for. A higher number counts as this one.
         pub priority_max: i32 = default("2147483647");
-        /// Its share of pools with fair queues (queue.fair), relative to the keys that want something at the same time.
+        /// The key's share of pools with fair queues (queue.fair), relative to the keys that use a
+        /// pool at the same time.
         pub weight: f64 = default("1.0").within("0.001", "1000");
         /// What the key may use; 429 above it.
         pub limit: KeyLimit = table();
@@ -95,12 +96,15 @@ table! {
         pub sequences: Option<u32> = optional("no limit").within("1", limits::COUNT).example("256");
         /// Prompt and expected output tokens at once, waiting requests included. A request above it by itself: 400.
         pub tokens: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("400k");
-        /// Prompt and output tokens per minute. A request is charged with what is expected of it, and with what it has used
-        /// when it ends: the difference is given back, or owed, for an hour of the rate at most. While a key owes, its
-        /// requests get 429. Without max_tokens, at least a part of the limit is charged until the request ends.
+        /// Prompt and output tokens per minute. A request is charged with the tokens that are
+        /// expected of it. When it ends, the charge is corrected to the tokens that it used: the
+        /// key gets the difference back, or owes it, for an hour of the rate at most. While a key
+        /// owes, its requests get 429. Without max_tokens, at least a part of the limit is charged
+        /// until the request ends.
         pub tokens_per_minute: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("2M");
-        /// Prompt and output tokens within the last 24 hours, charged in the same way. What was used returns a day later, to
-        /// a quarter of an hour. Reloads keep the count; a restart or an upgrade begins a new one.
+        /// Prompt and output tokens within the last 24 hours, charged in the same way. Tokens that
+        /// were used return a day later, up to a quarter of an hour late. Reloads keep the count; a
+        /// restart or an upgrade begins a new one.
         pub tokens_per_day: Option<Tokens> = optional("no limit").within("1", limits::TOKENS).example("500M");
     }
 }

@@ -1,7 +1,7 @@
 //! `queue.fair`: who owns a request in a pool that its owners share.
 //!
-//! Written as a word or as a table with the name of a header. Unset, keys are the owners where there
-//! are any.
+//! The value is a word, or a table with the name of a header. If it is unset, API keys are the
+//! owners where any are configured.
 
 use super::file::{Entry, Value};
 use super::key::KeySpec;

@@ -36,8 +36,8 @@ pub const MAX_ADMIN_HOSTS: usize = 64;
 pub const MAX_ADMIN_FLAGS: usize = 512;
 /// Golden prompts of one model: each delays every restart.
 pub const MAX_GOLDEN: usize = 64;
-/// Ranges of trusted proxies: each is compared with the address of a connection. A content delivery network publishes
-/// about 25.
+/// Ranges of trusted proxies: each is compared with the address of a connection. A content delivery
+/// network publishes about 25.
 pub const MAX_TRUSTED_PROXIES: usize = 256;
 /// Threads of the data plane.
 pub const MAX_THREADS: usize = 1_024;

@@ -137,11 +137,14 @@ table! {
         pub length: usize = default("512").within("0", "100000");
         /// Longest wait; 503 after it.
         pub timeout: Duration = duration("20s");
-        /// Whose turn it is among waiting requests of one priority: the owner's that has used the engines least, in seconds of
-        /// engine time divided by weight. "key": the API key (auth.keys.weight); "user": the end user that the body names (`user`
-        /// or `safety_identifier`), where the users of a key divide its weight; { header = "x-tenant" }: the value of a header,
-        /// which a trusted proxy should set; "off": all requests have one queue. `order` then holds among the requests of an
-        /// owner. Nothing stays idle for it, except that while others are there, an owner's prompts take its share of prefill.
+        /// The owner that is next among waiting requests of one priority: the one that has used the
+        /// engines least, in seconds of engine time divided by weight. "key": the API key
+        /// (auth.keys.weight); "user": the end user that the body names (`user` or
+        /// `safety_identifier`), where the users of a key divide the key's weight; { header =
+        /// "x-tenant" }: the value of a header, which a trusted proxy should set; "off": all
+        /// requests have one queue. `order` then holds among the requests of one owner. No engine
+        /// stays idle for fairness, with one exception: while other owners are present, the prompts
+        /// of an owner use at most its share of prefill.
         pub fair: Option<Fair> = optional("key if auth.keys are configured, otherwise off").example("\"key\"");
         /// Which request is next. The priority of the request comes first. In any order a request
         /// is overtaken by at most `length`

@@ -52,34 +52,41 @@ table! {
         /// Bytes per second that a client must send of a request body. Lower it for clients on very slow networks.
         pub body_min_rate: ByteSize = default("8KiB").within("1", "1GiB");
         /// Memory for all request bodies together, from their first byte until they are no longer needed. When it is used up,
-        /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small requests are still served. One
-        /// API key (without keys: one address) may have all of it while it is alone. When others want theirs, the newest
-        /// unfinished uploads of the largest give way (503).
+        /// requests get 503. Bodies over 1 MiB can use only seven eighths of it, so that small
+        /// requests are still served. One API key (without keys: one address) may use all of it
+        /// while it is alone. When others want their share, the newest unfinished uploads of the
+        /// key or address that uses most give way (503).
         pub max_body_memory: ByteSize = of_machine(OfMachine::BodyMemory).within("1", "16384GiB").example("4GiB");
-        /// Memory for all responses together that wait for clients that read slower than engines send.
-        /// Each response may have 1 MiB of it, and each client (key or network) its share where several
-        /// want some. When a bound is reached, the engine is not read until the client reads.
+        /// Memory for all responses together that wait for clients that read slower than engines
+        /// send. Each response may use 1 MiB of it. Each client (key or network) may use its share
+        /// when several clients want some. At a bound, the gateway does not read from the engine
+        /// until the client reads.
         pub max_response_memory: ByteSize =
             of_machine(OfMachine::BodyMemory).within("1MiB", "16384GiB").example("4GiB");
         /// Client connections at once. One more gets 503 to its first request and is closed. A request on a connection with
-        /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry. One address may have all
-        /// of them while it is alone. When others come, its oldest connections without a request are closed.
+        /// HTTP/2 counts as a connection, too; one more is refused in a way that is safe to retry.
+        /// One address may have all connections while it is alone. When others connect, the gateway
+        /// closes the oldest connections of that address that have no request.
         pub max_connections: usize =
             of_machine(OfMachine::Connections).within("1", limits::MAX_CONNECTIONS).example("65536");
-        /// Client connections at once from one IP address (with IPv6, from one /64 network), whatever is free. A load
-        /// balancer in front counts as one address, unless it is in `trusted_proxies` and names its clients.
+        /// Client connections at once from one IP address (with IPv6, from one /64 network), even
+        /// if more are free. A load balancer in front counts as one address, unless it is in
+        /// `trusted_proxies` and names its clients.
         pub max_connections_per_address: Option<usize> =
             optional("none, but only three quarters of max_connections may have requests of one address")
                 .within("1", limits::MAX_CONNECTIONS)
                 .example("1000");
-        /// Proxies and load balancers that are believed who their client is: addresses such as "10.1.2.3" and ranges such as
-        /// "10.0.0.0/8". From them, the last address in `X-Forwarded-For` that is not one of them is the client: for its
-        /// share of connections and memory, in logs and in records. From others the header is ignored. List only
-        /// machines that append to the header: a client behind one that forwards it unchanged could take any address.
+        /// Proxies and load balancers whose statement about their client the gateway believes:
+        /// addresses such as "10.1.2.3" and ranges such as "10.0.0.0/8". From these proxies, the
+        /// last address in `X-Forwarded-For` that is not a trusted proxy is the client: for the
+        /// client's share of connections and memory, in logs and in records. From other peers the
+        /// header is ignored. List only machines that append to the header: a client behind a
+        /// machine that forwards the header unchanged could take any address.
         pub trusted_proxies: Vec<AddressRange> = default("[]").at_most(limits::MAX_TRUSTED_PROXIES);
-        /// Connections from `trusted_proxies` begin with a PROXY header, version 1 or 2 (HAProxy: `send-proxy-v2`, nginx:
-        /// `proxy_protocol on`, AWS: proxy protocol v2), before TLS and HTTP. Without one they are closed. A connection from
-        /// elsewhere with such a header is closed, too, and served as usual without.
+        /// Connections from `trusted_proxies` begin with a PROXY header, version 1 or 2 (HAProxy:
+        /// `send-proxy-v2`, nginx: `proxy_protocol on`, AWS: proxy protocol v2), before TLS and
+        /// HTTP. A connection from a trusted proxy without this header is closed. A connection from
+        /// any other address with such a header is closed, too; without one it is served as usual.
         pub proxy_protocol: bool = default("false");
         /// An idle client connection is closed after this time. Keep it above the idle timeout of your load balancer
         /// (often 60s), which must close first.
@@ -90,8 +97,8 @@ table! {
         pub cors: Option<Cors> = optional("those that the engines allow (vLLM: --allowed-origins)")
             .example("[\"https://chat.example.com\"]");
         /// The lowest priority that a request may ask for where there are no keys; lower is served
-        /// earlier. What is beyond counts as this. A request that asks for none has 0, so that by
-        /// default one may step back and none goes before the others.
+        /// earlier. A lower number counts as this one. A request that asks for no priority has 0.
+        /// So by default a request may step back, and none goes before the others.
         pub priority_min: i32 = default("0").within("-2147483648", "0");
         /// The highest priority that a request may ask for where there are no keys.
         pub priority_max: i32 = default("2147483647").within("0", "2147483647");
@@ -106,8 +113,9 @@ impl Server {
         PriorityRange { default: 0, min: self.priority_min, max: self.priority_max }
     }
 
-    /// Connections that only networks within their share may use for requests, so that one network cannot lock out the
-    /// others: a quarter, or fewer if `max_connections_per_address` leaves fewer.
+    /// Connections that only networks within their share may use for requests, so that one network
+    /// cannot lock out the others: a quarter, or fewer if `max_connections_per_address` leaves
+    /// fewer.
     pub fn connections_for_others(&self) -> usize {
         let left = self.max_connections_per_address.map_or(usize::MAX, |max| self.max_connections.saturating_sub(max));
         left.min(self.max_connections / 4)
@@ -125,8 +133,8 @@ table! {
         /// Connecting to a backend: its name, all of its addresses in turn, and TLS. The default leaves room for one lost SYN, which the kernel repeats after 1 s.
         pub connect: Duration = duration("1500ms");
         /// Longest pause in which a backend takes no byte of a request, or a client no byte of a
-        /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client must take 16 KiB within this
-        /// time, or all that waits for it.
+        /// response (nginx: `proxy_send_timeout`, `send_timeout`). A client that takes less than 16
+        /// KiB in this time may be cut, too.
         pub send: Duration = duration("60s");
         /// Longest time without a token inside a stream, and longest silence inside another response that has begun. Comments,
         /// pings and empty events are no tokens.
@@ -206,16 +214,18 @@ table! {
         pub probe_timeout: Duration = duration("2s");
         /// Failures in a row (probes or requests) until a backend is ejected; so does a failure of half of its last 32 requests.
         /// The only ready backend of a pool is ejected if it refuses connections or hangs, but not for failed responses or
-        /// timeouts, which would turn some failures into an outage; it is shown as failing instead. Nor is a backend ejected for
-        /// failed responses or timeouts of one client (key, or without keys network) while it serves others.
+        /// timeouts, which would turn some failures into an outage; it is shown as failing instead.
+        /// Nor is a backend ejected for failed responses or timeouts of one client (key, or without
+        /// keys network) while it serves other clients.
         pub failures: u32 = default("3").within("1", "1000");
         /// Time out of rotation after the first ejection; doubles with each ejection in a row.
         pub ejection_base: Duration = duration("5s");
         /// Longest time out of rotation.
         pub ejection_max: Duration = duration("60s");
-        /// Largest share of a pool that may be out of rotation for failed responses or timeouts, rounded down; above 0 at least one
-        /// backend, and never all. Backends that are down, dead or hung count, but leave the rotation however many are out.
-        /// 0 ejects only backends that refuse connections, hang, or refuse the gateway's credentials.
+        /// Largest share of a pool that may be out of rotation for failed responses or timeouts,
+        /// rounded down. Above 0, it is at least one backend, and never all. Backends that are
+        /// down, dead or hung count, but leave the rotation however many are out. 0 ejects only
+        /// backends that refuse connections, hang, or refuse the gateway's credentials.
         pub max_ejected: f64 = default("0.5").within("0", "1");
         /// A backend with running requests from which no token arrives for this long is treated as stuck, whatever its probe
         /// says, if its counters stand still as well. Heads, pings and empty events of streams are no tokens.
@@ -231,8 +241,8 @@ table! {
         pub path: LogTarget = required("write a file, or \"-\" for stderr").example("-");
         /// Share of requests that are written.
         pub sample: f64 = default("1.0").within("0", "1");
-        /// Write the address of each client, as `client`. It is personal data in many places. Behind a proxy it is the
-        /// proxy's, unless `server.trusted_proxies` contains the proxy.
+        /// Write the address of each client, as `client`. It is personal data in many places.
+        /// Behind a proxy it is the proxy's, unless `server.trusted_proxies` contains the proxy.
         pub client_address: bool = default("false");
     }
 }

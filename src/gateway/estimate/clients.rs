@@ -10,8 +10,9 @@
 //! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once and then one per
 //! [`LEARN_INTERVAL`], so a client that sends a thousand times as much as others does not decide the estimates of all.
 //!
-//! Clients are API keys. On a gateway without keys each network has its allowance for learning, and no factor applies: many
-//! clients may share a network. Bounds: [`MAX_CLIENTS`] clients of each model; beyond that the client that
+//! Clients are API keys. On a gateway without keys each network has its own allowance for learning,
+//! and no factor applies: many clients may share a network. Bounds: [`MAX_CLIENTS`] clients of each
+//! model; beyond that the client that
 //! has been idle longest is forgotten. Time is a parameter.
 
 use std::collections::HashMap;
@@ -36,7 +37,8 @@ pub const LEARN_BURST: u32 = 64;
 /// Time from one sample of a client to the next, beyond the burst.
 pub const LEARN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The client of a request: an API key; without keys a network, if it is known; else any client (the default).
+/// The client of a request: an API key; without keys a network, if it is known; else any client
+/// (the default).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId {
     id: Option<u64>,

@@ -3,12 +3,14 @@
 //! The length of a response is unknown before it ends. The reservation on a backend should seldom be too small and never
 //! be absurdly large: mean plus two standard deviations of the completions seen, with newer ones weighing more
 //! (`1 / `[`MEMORY`] each), never over the request's own bound and never under its `min_tokens`.
-//! A client with [`OWN_AFTER`] completions is expected by its own, so that long responses of one client reserve nothing for others.
+//! From [`OWN_AFTER`] completions of a client on, its estimate follows its own completions, so that
+//! long responses of one client reserve nothing for others.
 //! With `ignore_eos` the length is the bound, exactly. Before any completion was seen: [`UNSEEN`].
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;
-/// Completions of a client from which its own lengths are expected, and not those of all.
+/// Completions of a client from which on its estimate follows its own lengths, not the lengths of
+/// all clients.
 pub const OWN_AFTER: u64 = 8;
 /// Tokens expected before any completion was seen: a few paragraphs.
 pub const UNSEEN: u64 = 512;

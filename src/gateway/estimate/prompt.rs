@@ -99,10 +99,10 @@ impl PromptEstimate {
         Self { tokens: tokens.min(at_most).max(self.tokens), source: EstimateSource::Raised, ..self }
     }
 
-    /// The same for a prompt that the engine puts behind a stored conversation of so many tokens.
+    /// The same for a prompt that the engine puts behind a stored conversation of this many tokens.
     pub fn behind(self, stored: u64) -> Self {
         let tokens = self.tokens.saturating_add(stored);
-        // What is stored was counted: only the rest is uncertain.
+        // The stored tokens were counted: only the rest is uncertain.
         let spread = self.spread * self.tokens as f64 / tokens.max(1) as f64;
         Self { tokens, spread, ..self }
     }

@@ -6,7 +6,8 @@
 //! sum of logarithms: the ratio of two geometric means is the factor by which one arm is slower, and the heaviest tail cannot
 //! dominate it. Quantiles come from histograms with bins of 5 %.
 //!
-//! Failures and missed objectives count by origin (`origins.rs`), so that no client decides about an arm alone.
+//! Failures and missed objectives count by origin (`origins.rs`), so that no client decides about
+//! an arm alone.
 //!
 //! Bounds: about 120 KiB for each arm, whatever the number of requests.
 
@@ -94,8 +95,9 @@ pub enum Ending {
 pub struct Observation {
     /// Whose request it was.
     pub origin: Origin,
-    /// Whether a failure or a missed objective counts against the arm: not if it was shed from pools that all arms share, nor if
-    /// it is one of too many of the same origin (`origins.rs`).
+    /// Whether a failure or a missed objective counts against the arm: not if the request was shed
+    /// from pools that all arms share, nor if it is one of too many of the same origin
+    /// (`origins.rs`).
     pub blamed: bool,
     /// Length class of its prompt.
     pub class: usize,

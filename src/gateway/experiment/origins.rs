@@ -1,21 +1,24 @@
-//! How much of what is bad about an arm one client may contribute.
+//! How many of an arm's failures and missed objectives one client may contribute.
 //!
-//! A client may choose its arm by its user name, and may fail on purpose. While there are several origins, the failures of one
-//! count only as far as other origins confirm them: if its rate is at most [`CONFIRMED`] times that of the others together, or if it
-//! has no more failures than they have. So an arm that fails for everyone is found as before, and one that fails for a single
-//! client has one failure. The control is counted in the same way.
+//! A client may choose its arm by its user name, and may fail on purpose. While there are several
+//! origins, the failures of one origin count only as far as other origins confirm them: if its
+//! failure rate is at most [`CONFIRMED`] times the rate of the others together, or if it has no
+//! more failures than they have. So an arm that fails for everyone is still found, and an arm that
+//! fails for a single client has one failure. The control is counted in the same way.
 //!
-//! Bounds: [`ORIGINS_MAX`] origins of each arm; beyond that the one with the fewest requests counts among the others.
+//! Bounds: [`ORIGINS_MAX`] origins of each arm; beyond that the one with the fewest requests counts
+//! among the others.
 
 use super::ledger::{Ending, Observation};
 use crate::origin::Origin;
 
 /// Origins that are counted apart in an arm.
 const ORIGINS_MAX: usize = 32;
-/// How many times as often as those of the others the requests of an origin may fail and count in full.
+/// How many times the failure rate of the other origins one origin may have while its failures
+/// still count in full.
 const CONFIRMED: f64 = 4.0;
 
-/// Requests that ended, and those of them that were bad.
+/// Requests that ended, and how many of them were bad.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Tally {
     all: u64,
@@ -69,7 +72,7 @@ impl OriginShares {
     }
 }
 
-/// The origins of the requests of one arm. Not saved: hashes of origins are those of a process.
+/// The origins of the requests of one arm. Not saved: each process hashes origins with its own key.
 #[derive(Debug, Default)]
 pub(super) struct ArmOrigins {
     failing: OriginShares,
@@ -77,8 +80,8 @@ pub(super) struct ArmOrigins {
 }
 
 impl ArmOrigins {
-    /// Counts a finished request of one of `arms`. Where its origin is one of several, its failure or miss is blamed on the arm only
-    /// as far as those of other origins confirm it.
+    /// Counts a finished request of one of `arms`. Where its origin is one of several, its failure
+    /// or miss is blamed on the arm only as far as failures or misses of other origins confirm it.
     pub(super) fn blame(arms: &mut [Self], arm: usize, observation: &mut Observation) {
         let says_nothing = observation.ending == Ending::Other && !observation.fell_back;
         if !observation.blamed || says_nothing {

@@ -33,7 +33,8 @@ pub struct ExperimentPlan {
     pub identity: u64,
     /// How it is judged.
     pub rules: Rules,
-    /// Whether all arms are served by the same pools and backends, so that requests of all wait for the same room.
+    /// Whether all arms are served by the same pools and backends, so that requests of all arms
+    /// wait for the same room.
     pub shares_pools: bool,
     models: ModelScope,
     /// Whether requests for models that are not declared take part.

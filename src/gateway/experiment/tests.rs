@@ -444,7 +444,7 @@ fn the_history_is_bounded_and_covers_the_whole_time() {
     assert!(gaps.iter().all(|gap| *gap < 200_000 && *gap > 0), "{gaps:?}");
 }
 
-/// The arm that is stopped when `requests` end, by numbers: of which origin, in which arm, whether failed.
+/// The arm that is stopped when `requests` end: each has an origin, an arm, and whether it failed.
 fn stops(requests: impl Iterator<Item = (u64, usize, bool)>) -> bool {
     let experiments = Experiments::default();
     experiments.configure(&config(&experiment("x", "sticky = \"user\"")));

@@ -98,7 +98,8 @@ impl<X> FailedAttempt<X> {
 }
 
 impl<X: Exchange> ResponseStart<X> {
-    /// Reads the body to its end, up to so many bytes and for so long. Returns whether its end was reached.
+    /// Reads the body to its end, within limits on bytes and time. Returns whether the end was
+    /// reached.
     pub(super) async fn read_ahead<D: Downstream>(
         &mut self,
         (bytes, time): (usize, Duration),

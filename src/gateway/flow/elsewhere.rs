@@ -28,8 +28,8 @@ use sluice_core::openai::UpstreamError;
 pub(super) struct EngineAnswer<'a> {
     /// The status of the head.
     pub(super) status: StatusCode,
-    /// The whole body of a refusal. `None`: it was not read, was longer than is read, or did not end in order. Then nothing
-    /// says that the engine does not serve such requests.
+    /// The whole body of a refusal. `None`: it was not read, was longer than the gateway reads, or
+    /// did not end in order. Then nothing says that the engine does not serve such requests.
     pub(super) read: Option<&'a [u8]>,
     /// The error in the body or in the first event, where one has been read.
     pub(super) error: Option<&'a UpstreamError>,

@@ -6,7 +6,8 @@
 //! an answer after which another engine may serve the request (`elsewhere.rs`). None follows the first token of a stream that has
 //! reached the client, or the first byte of another response. When no other backend can take the request, the client gets the
 //! last one's response. An answer that says that the engine does not serve the model, the route or so long a prompt costs no
-//! attempt: the request moves on (`moves.rs`), and the engine gets no more of the kind until what it serves was read again.
+//! attempt: the request moves on (`moves.rs`), and the engine gets no more of the kind until its
+//! models, routes and context limit were read again.
 //!
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle connections after 5 s) and
 //! no fault of the backend: the next attempt goes to the same one on a new connection, under the same lease. It counts,
@@ -44,16 +45,16 @@ use super::exchange::{
 use super::faults;
 use super::incoming::IncomingRequest;
 use super::prepare::PreparedRequest;
-use super::pump::{Pump, ResponseContext};
+use super::pump::{Pump, ResponseContext, WaitingRoom};
 use super::record::{Outcome, RecordGuard, Recorder, RetryReason, Stage, UpstreamFault};
 use super::refused_here::Refused;
 use super::respond;
-use super::response_memory::{MemoryOwner, ResponseMemory};
 use super::router::Router;
 use super::stream_work::SilenceLimits;
 use super::suspects::{BodyHash, Suspects};
 use crate::experiment::Assigned;
 use crate::pool::{Admission, BackendFault, Lease};
+use crate::shares::Shares;
 use sluice_core::base::BackendId;
 use sluice_core::openai::Refusal;
 
@@ -67,7 +68,7 @@ pub(super) struct Backends<'a, U> {
     /// Where copies for shadow arms go.
     pub(super) copies: &'a CopyQueue,
     /// Where responses wait for slow clients.
-    pub(super) memory: &'a Arc<ResponseMemory>,
+    pub(super) memory: &'a Arc<Shares>,
     /// The bodies that may kill engines.
     pub(super) suspects: &'a Arc<Suspects>,
 }
@@ -78,7 +79,7 @@ pub(super) struct Attempts<'a, U> {
     incoming: &'a IncomingRequest,
     prepared: PreparedRequest,
     placed: PlacedRequest,
-    /// What its body is recognised by.
+    /// The hash by which its body is recognised.
     body: BodyHash,
     /// Engines that died with it.
     deaths: u32,
@@ -463,6 +464,6 @@ fn response_context<'a, U>(
         objectives: &placed.home().objectives,
         credentials: None,
         abort: backends.abort,
-        memory: MemoryOwner { memory: backends.memory, incoming },
+        room: WaitingRoom { memory: backends.memory, incoming },
     }
 }

@@ -1,12 +1,13 @@
-//! One request of a key: what it takes of the key's limits, and the settlement when it ends.
+//! One request of a key: its charges to the key's limits, and the settlement when it ends.
 //!
-//! - Requests, sequences and tokens at once count from admission until the engine has ended the request ([`InFlight::release`]).
-//! - Tokens per minute and per day are charged when the request is admitted, with its estimate (`key_rate.rs` says of which
-//!   output).
-//! - While a stream runs, tokens beyond what was charged are charged in steps, each to twice the tokens that came
-//!   ([`InFlight::observe`]). So a lock is taken once for each doubling.
-//! - When the request ends, the charge is corrected to what the request has used ([`InFlight::settle`]). A request that is
-//!   dropped without settlement keeps its charge.
+//! - Requests, sequences and tokens at once count from admission until the engine has ended the
+//!   request ([`InFlight::release`]).
+//! - Tokens per minute and per day are charged when the request is admitted, with its estimate
+//!   (`key_rate.rs` says which output is expected).
+//! - While a stream runs, tokens beyond the charge are charged in steps, each to twice the tokens
+//!   that came ([`InFlight::observe`]). So a lock is taken once for each doubling.
+//! - When the request ends, the charge is corrected to the tokens that the request used
+//!   ([`InFlight::settle`]). A request that is dropped without settlement keeps its charge.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,9 +21,11 @@ use super::key_share::{KeyLimits, KeyUnit};
 use crate::pool::Need;
 use sluice_core::openai::{KeyLimit, LimitUnit, TooLarge};
 
-/// `Retry-After` when a limit on concurrency is exceeded: the smallest value that the header allows.
+/// `Retry-After` when a limit on concurrency is exceeded: the smallest value that the header
+/// allows.
 pub(super) const SOON: Duration = Duration::from_secs(1);
-/// The longest `Retry-After` for a limit of which this gateway has only a part: the part may grow at any renewal.
+/// The longest `Retry-After` for a limit of which this gateway has only a part: the part may grow
+/// at any renewal.
 const PART_GROWS: Duration = Duration::from_secs(60);
 
 /// A limit of the key is exceeded.
@@ -37,18 +40,18 @@ pub struct KeyLimitExceeded {
 /// Why a request exceeds the limits of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyNeedError {
-    /// Its need, together with that of the other requests of the key, is above a limit.
+    /// Its need, together with the need of the other requests of the key, is above a limit.
     Exceeded(KeyLimitExceeded),
     /// Its need alone is above a limit, even if no other request is running.
     TooLarge(TooLarge),
 }
 
-/// What a request has used of the limits on tokens.
+/// The tokens that a request has used of its key's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedTokens {
-    /// Nothing is known beyond what was expected.
+    /// Nothing is known beyond the tokens that were expected.
     AsCharged,
-    /// So many.
+    /// This many.
     Counted {
         /// Prompt tokens.
         prompt: u64,
@@ -69,14 +72,14 @@ impl UsedTokens {
 pub struct InFlight {
     limits: KeyLimits,
     counters: Arc<KeyCounters>,
-    /// It counts against the limits on what is in use at once.
+    /// It counts against the limits on requests, sequences and tokens at once.
     counted: bool,
     sequences: u64,
     tokens: u64,
     charge: Charge,
 }
 
-/// What is charged of the limits on tokens.
+/// The tokens that are charged to the limits on tokens.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     prompt: u64,
@@ -102,8 +105,8 @@ impl InFlight {
         self.limits[unit as usize]
     }
 
-    /// Counts the sequences and tokens of the request against the key's limits. Called once. `permitted`: the most output
-    /// tokens of all its sequences, if the request bounds them.
+    /// Counts the sequences and tokens of the request against the key's limits. Called once.
+    /// `permitted`: the most output tokens of all its sequences, if the request bounds them.
     ///
     /// # Errors
     /// The limit that the request exceeds, alone or together with the other requests of the key.
@@ -160,7 +163,8 @@ impl InFlight {
         counters.share.note(KeyUnit::DayTokens, need.tokens(), in_window.saturating_add(need.tokens()));
         let output = budget.charge(need, Some(self.charge.permitted).filter(|most| *most < u64::MAX), limits);
         budget.take(need.prompt_tokens.saturating_add(output), limits, now).map_err(|found| {
-            // A client should not stay away for as long as a part would take that is smaller than it will be.
+            // The gateway's part may grow soon, so a client should not stay away for the time that
+            // the present part would take.
             let is_part = |limit: Option<super::key_rate::Limit>| limit.is_some_and(|limit| limit.part < limit.whole);
             match found {
                 Exceeded::Minute(late) if is_part(limits.minute) => Exceeded::Minute(late.max(SOON)),
@@ -173,7 +177,8 @@ impl InFlight {
         Ok(())
     }
 
-    /// So many output tokens have come. Costs a comparison, unless they exceed what was charged.
+    /// This many output tokens have come. Costs a comparison, unless they exceed the tokens that
+    /// were charged.
     pub fn observe(&mut self, output: u64) {
         if output > self.charge.step {
             self.exceed(output, Instant::now());
@@ -199,7 +204,8 @@ impl InFlight {
         self.charge.step = ahead;
     }
 
-    /// The request no longer counts against the limits on what is in use at once: its engine has ended it. Idempotent.
+    /// The request no longer counts against the limits on requests, sequences and tokens at once:
+    /// its engine has ended it. Idempotent.
     pub fn release(&mut self) {
         if std::mem::replace(&mut self.counted, false) {
             self.counters.sequences.fetch_sub(self.sequences, Ordering::AcqRel);
@@ -208,7 +214,8 @@ impl InFlight {
         }
     }
 
-    /// Corrects the charge to what the request has used. Idempotent: the first call counts.
+    /// Corrects the charge to the tokens that the request has used. Idempotent: the first call
+    /// counts.
     pub fn settle(&mut self, used: UsedTokens, now: Instant) {
         if std::mem::replace(&mut self.charge.settled, true) {
             return;

@@ -47,7 +47,8 @@ pub struct IncomingRequest {
     pub routing: Arc<RoutingTable>,
     /// The client's address, where the access log or the records have it.
     pub client: Option<IpAddr>,
-    /// Whose outcome the outcome of the request is: that of its key, or without keys of the client's network.
+    /// The origin by which the outcome of the request counts: its key, or without keys the client's
+    /// network.
     pub origin: Origin,
     /// The client's key; `None` where the gateway requires none.
     pub key: Option<ApiKey>,

@@ -1,4 +1,4 @@
-//! What one API key has in use and has used. It survives reloads.
+//! The usage of one API key, at once and over time. It survives reloads.
 //!
 //! Counters are shared by every configuration that has the key, so a reload neither resets nor
 //! releases anything.
@@ -37,7 +37,8 @@ impl KeyCounters {
         TokenLimits { minute: limit(KeyUnit::TokenRate), day: limit(KeyUnit::DayTokens) }
     }
 
-    /// From now on this gateway uses at most `part` of its limits. Until now the rates were those of the part before.
+    /// From now on this gateway uses at most `part` of the key's limits. Until now the rates of the
+    /// part before were in force.
     pub(super) fn divide(&self, limits: &KeyLimits, part: &KeyAmounts, now: Instant) {
         if let Some(rate) = limits[KeyUnit::RequestRate as usize] {
             self.due.lock().settle(now, self.share.of(KeyUnit::RequestRate, rate), rate);

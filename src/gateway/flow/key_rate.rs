@@ -1,15 +1,20 @@
-//! What a key has used of its limits on rates: how far it is ahead of its pace, and what it has used within a day.
+//! The usage of a key under its limits on rates: how far it is ahead of its pace, and the tokens
+//! that it has used within a day.
 //!
-//! A limit on tokens is charged with the estimate when a request is admitted, and settled with the tokens that it has used when
-//! it ends (`in_flight.rs`). More than was charged becomes debt, which the key's pace pays off before it is admitted again; less
-//! is given back. Debt is at most [`DEBT_MAX`] of the key's pace, so that no wrong number locks a key out for longer.
+//! When a request is admitted, its estimate is charged to the limit on tokens. When it ends, the
+//! charge is settled with the tokens that it has used (`in_flight.rs`). Usage above the charge
+//! becomes debt, which the key's pace pays off before the key's requests are admitted again. If the
+//! usage is below the charge, the difference is given back. Debt is at most [`DEBT_MAX`] of the
+//! key's pace, so that no wrong number locks a key out for longer.
 //!
-//! A day is the last 24 hours, whenever they begin: no clock of the wall takes part, and a limit that is used up returns as the
-//! use of yesterday leaves the window. It is counted in steps of [`STEP`], so use leaves the window up to one step late.
+//! A day is the last 24 hours, at any time of day: no wall clock takes part, and a limit that is
+//! used up returns as yesterday's usage leaves the window. Usage is counted in steps of [`STEP`],
+//! so it leaves the window up to one step late.
 //!
-//! Output without `max_tokens` is not known when it is charged. To use far more than its limit, a key would only have to send
-//! many such requests at once. So at least a part of its limit is charged for each sequence ([`TokenBudget::charge`]): a smaller
-//! part when requests of this key have ended before. What others send says nothing about a key.
+//! Output without `max_tokens` is not known when it is charged. To use far more than its limit, a
+//! key would only have to send many such requests at once. So at least a part of its limit is
+//! charged for each sequence ([`TokenBudget::charge`]): a smaller part when requests of this key
+//! have ended before. Requests of other keys say nothing about a key.
 //!
 //! Bounds: one timestamp for each pace, and [`STEPS`] counts for each key with a limit for a day.
 
@@ -22,25 +27,28 @@ use crate::pool::Need;
 
 /// The unit of time of the rates.
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
-/// The most that a key may owe beyond what may be used at once, in the time that its whole rate takes for it.
+/// The most that a key may owe beyond the amount that it may use at once, as the time that its
+/// whole rate takes for the debt.
 pub(super) const DEBT_MAX: Duration = Duration::from_secs(60 * 60);
 /// The window of the limit for a day.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The steps in which it moves.
 const STEP: Duration = Duration::from_secs(15 * 60);
-/// Steps that are counted: those of a day, and the one that is under way.
+/// Steps that are counted: the steps of a day, and the one that is under way.
 const STEPS: usize = (DAY.as_secs() / STEP.as_secs()) as usize + 1;
 
-/// Output that may be expected of a sequence whose key has no history, tokens: a long answer with reasoning.
+/// Output that may be expected of a sequence whose key has no history, tokens: a long answer with
+/// reasoning.
 const UNKNOWN_OUTPUT: u64 = 16_384;
-/// So many such sequences take the whole limit of a key, if it is small.
+/// This many such sequences take the whole limit of a key, if it is small.
 const UNKNOWN_AT_ONCE: u64 = 2;
-/// The same where requests of the key have ended before. No more than a stream generates in a minute at 34 tokens a second: a
-/// key whose answers are shorter can then still use its whole limit.
+/// The same where requests of the key have ended before. It is no more than a stream generates in a
+/// minute at 34 tokens a second, so a key whose answers are shorter can still use its whole limit.
 const KNOWN_OUTPUT: u64 = 2_048;
 const KNOWN_AT_ONCE: u64 = 4;
 
-/// How far a due time is ahead of the clock: what a key owes, in the time that its whole rate takes for that.
+/// How far a due time is ahead of the clock: the tokens or requests that a key owes, as the time
+/// that its whole rate takes for them.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     by: Duration,
@@ -48,7 +56,8 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// At `now`; since the last time it has fallen by `part / limit` of what has passed.
+    /// Moves it to `now`: since the last time it has fallen by `part / limit` of the time that has
+    /// passed.
     pub(super) fn settle(&mut self, now: Instant, part: u64, limit: u64) {
         let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let paid = if part >= limit { passed } else { passed.mul_f64(part as f64 / limit.max(1) as f64) };
@@ -131,7 +140,7 @@ impl Day {
         }
     }
 
-    /// When so many tokens are within `limit`; zero if they are now.
+    /// When this many tokens are within `limit`; zero if they are now.
     fn room_in(&self, tokens: u64, limit: u64, now: Instant) -> Duration {
         let mut left = self.sum.saturating_add(tokens);
         if left <= limit {
@@ -182,7 +191,7 @@ pub(super) enum Exceeded {
     Day(Duration),
 }
 
-/// What a key has used of its limits on tokens, and how long the output of its requests was.
+/// The tokens that a key has used of its limits, and how long the output of its requests was.
 #[derive(Debug, Default)]
 pub(super) struct TokenBudget {
     minute: Ahead,
@@ -191,7 +200,7 @@ pub(super) struct TokenBudget {
     output: OutputEstimator,
 }
 
-/// The time that the whole rate takes for so many tokens.
+/// The time that the whole rate takes for this many tokens.
 fn time_for(tokens: u64, limit: Limit) -> Duration {
     MINUTE.mul_f64((tokens as f64 / limit.whole.max(1) as f64).min((DEBT_MAX + MINUTE).as_secs_f64()))
 }
@@ -207,8 +216,9 @@ impl TokenBudget {
         }
     }
 
-    /// Output tokens to charge for a request when it is admitted: what is expected of it, at least a part of the limit for each
-    /// sequence (see the header), and at most what it permits and what one request may be charged with.
+    /// Output tokens to charge for a request when it is admitted: the output that is expected of
+    /// it, at least a part of the limit for each sequence (see the header), and at most the output
+    /// that it permits and the output that one request may be charged with.
     pub(super) fn charge(&self, need: &Need, permitted: Option<u64>, limits: TokenLimits) -> u64 {
         if permitted == Some(0) {
             return need.output_tokens;
@@ -223,7 +233,7 @@ impl TokenBudget {
         of_all.min(permitted).min(limit.saturating_sub(need.prompt_tokens)).max(need.output_tokens)
     }
 
-    /// Charges so many tokens, if they are within the limits. It was settled before.
+    /// Charges this many tokens, if they are within the limits. The budget was settled before.
     pub(super) fn take(&mut self, tokens: u64, limits: TokenLimits, now: Instant) -> Result<(), Exceeded> {
         if let Some(limit) = limits.day {
             let day = self.day.get_or_insert_with(|| Box::new(Day::new(now)));
@@ -243,7 +253,8 @@ impl TokenBudget {
         Ok(())
     }
 
-    /// Corrects what a request was charged with to what it has used. It was settled before.
+    /// Corrects the charge of a request to the tokens that it has used. The budget was settled
+    /// before.
     pub(super) fn correct(&mut self, charged: u64, used: u64, limits: TokenLimits) {
         let (more, less) = (used.saturating_sub(charged), charged.saturating_sub(used));
         if let Some(limit) = limits.minute {
@@ -261,7 +272,8 @@ impl TokenBudget {
         self.output.learn(tokens);
     }
 
-    /// Tokens that the key is ahead of its rate for a minute, and tokens used within the last day. It was settled before.
+    /// Tokens that the key is ahead of its rate for a minute, and tokens used within the last day.
+    /// The budget was settled before.
     pub(super) fn used(&self, limits: TokenLimits) -> (u64, u64) {
         let minute = limits.minute.map_or(0.0, |limit| self.minute.by().as_secs_f64() / 60.0 * limit.whole as f64);
         (minute.round() as u64, self.day.as_ref().map_or(0, |day| day.sum))

@@ -7,13 +7,15 @@
 //! Limits on concurrency, counted from admission to the end of the response: requests (`in_flight`), sequences (`sequences`:
 //! prompts times `n`) and tokens (`tokens`: estimated prompt and expected output, as on a backend).
 //!
-//! Limits on requests and tokens per minute use the generic cell rate algorithm (ITU-T I.371). Each request moves the key's due time on by `60 s / rate`,
+//! Limits on requests and tokens per minute use the generic cell rate algorithm (ITU-T I.371). Each
+//! request moves the key's due time on by `60 s / rate`,
 //! and is refused if the due time would then be too far ahead of the clock: further than [`BURST`], and than [`BURST_REQUESTS`]
 //! requests take, or all of a minute if these are fewer. How far it is ahead is kept, because it falls more slowly where several
 //! gateways share the rate. So a key with 2 requests per minute may send both at once. For a limit
 //! on tokens, a request moves the due time on by `60 s / rate` for each of its tokens, and the tokens of a whole minute may be
-//! used at once. The algorithm is exact and needs one timestamp per key and rate, and no timer. A limit on tokens per day counts
-//! the last 24 hours. Tokens are charged by the estimate and settled with the usage (`in_flight.rs`, `key_rate.rs`).
+//! used at once. The algorithm is exact and needs one timestamp per key and rate, and no timer. A
+//! limit on tokens per day counts the last 24 hours. Tokens are charged by the estimate and settled
+//! with the usage (`in_flight.rs`, `key_rate.rs`).
 //!
 //! Where several gateways hold the limits together, each may use its part of them ([`key_share`](super::key_share)).
 //!
@@ -72,12 +74,13 @@ pub struct ApiKey {
     counters: Arc<KeyCounters>,
 }
 
-/// What a key has used of its limits on tokens, for operators.
+/// The tokens that a key has used of its limits, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyTokens {
     /// The name of the key.
     pub name: Arc<str>,
-    /// Tokens that it is ahead of `tokens_per_minute`, above the limit if it is in debt; and the limit.
+    /// Tokens that the key is ahead of `tokens_per_minute`, above the limit if it is in debt; and
+    /// the limit.
     pub minute: Option<(u64, u64)>,
     /// Tokens used within the last 24 hours, and `tokens_per_day`.
     pub day: Option<(u64, u64)>,
@@ -87,7 +90,8 @@ pub struct KeyTokens {
 pub const KEYS_SHOWN: usize = 256;
 
 impl KeyUsage {
-    /// What keys with limits on tokens have used here, those nearest to a limit first; at most [`KEYS_SHOWN`].
+    /// The usage of keys with limits on tokens on this gateway, keys nearest to a limit first; at
+    /// most [`KEYS_SHOWN`].
     pub fn tokens(&self, now: Instant) -> Vec<KeyTokens> {
         let mut found: Vec<(f64, KeyTokens)> = Vec::new();
         for counters in &self.keys {

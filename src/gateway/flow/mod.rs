@@ -55,7 +55,6 @@ mod faults;
 mod refused_here;
 mod elsewhere;
 mod attempt;
-pub mod response_memory;
 mod response_meter;
 mod stream_work;
 mod pump;
@@ -73,9 +72,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio_util::sync::CancellationToken;
 
 use crate::pool::Admission;
+use crate::shares::{GivesWay, Shares};
 use copies::CopyQueue;
 use forward::{Attempts, Backends};
-use response_memory::ResponseMemory;
 use response_owners::ResponseOwners;
 use router::Router;
 use sluice_core::openai::{Refusal, Route};
@@ -92,6 +91,9 @@ pub use respond::{ERROR_CODE, refuse};
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
 pub use trace::{RequestTrace, Step, StepKind};
 
+/// One of so many parts of the memory for slow clients is kept free for newcomers.
+const RESPONSE_PARTS: u64 = 8;
+
 /// The request path and what it needs.
 #[derive(Debug)]
 pub struct Flow<U, R> {
@@ -101,7 +103,7 @@ pub struct Flow<U, R> {
     router: Router,
     owners: ResponseOwners,
     copies: CopyQueue,
-    memory: Arc<ResponseMemory>,
+    memory: Arc<Shares>,
     suspects: Arc<Suspects>,
     leaving: AtomicBool,
     closing: AtomicBool,
@@ -113,8 +115,7 @@ pub struct Flow<U, R> {
 impl<U: Upstream, R: Recorder> Flow<U, R> {
     /// A request path that routes by `table`.
     pub fn new(admission: Arc<Admission>, upstream: U, recorder: R, table: RoutingTable) -> Self {
-        let memory = ResponseMemory::default();
-        memory.configure(table.config.server.max_response_memory.0);
+        let memory = table.config.server.max_response_memory.0;
         Self {
             admission,
             upstream,
@@ -122,7 +123,7 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
             router: Router::new(table),
             owners: ResponseOwners::default(),
             copies: CopyQueue::default(),
-            memory: Arc::new(memory),
+            memory: Shares::new(GivesWay::Newest, memory, memory / RESPONSE_PARTS),
             suspects: Arc::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -163,8 +164,13 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
     }
 
     /// The memory in which responses wait for slow clients.
-    pub fn response_memory(&self) -> &Arc<ResponseMemory> {
+    pub fn response_memory(&self) -> &Arc<Shares> {
         &self.memory
+    }
+
+    /// Changes the size of that memory. Responses that wait stay.
+    pub fn set_response_memory(&self, bytes: u64) {
+        self.memory.resize(bytes, bytes / RESPONSE_PARTS);
     }
 
     /// Stored responses that were forgotten because there were too many.

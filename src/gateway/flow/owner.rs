@@ -32,7 +32,7 @@ pub(super) fn owner(fair: &Fair, incoming: &IncomingRequest, view: &RequestView<
     }
 }
 
-/// What a key has of a fair pool.
+/// The engine time and the waiting requests of a key in a fair pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyWork {
     /// The pool.
@@ -46,8 +46,8 @@ pub struct KeyWork {
 }
 
 impl ApiKey {
-    /// What identifies it in fair queues. Made of its digest, which no client knows of another's
-    /// key.
+    /// The id of the key in fair queues. It is made of the key's digest, which clients without the
+    /// key do not know.
     fn owner_id(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = *self.key.sha256.bytes();
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -55,7 +55,7 @@ impl ApiKey {
 }
 
 impl Keyring {
-    /// What keys have of the pools that share themselves out by key.
+    /// The engine time and the waiting requests of keys in the pools with fair queues by key.
     pub fn work(&self, pools: &[PoolView]) -> Vec<KeyWork> {
         let mut work = Vec::new();
         if pools.iter().all(|pool| pool.owners.is_empty()) {

@@ -137,7 +137,8 @@ pub(super) async fn prepare<R: Recorder>(
 
 /// What the request asks of an engine, under the name of the model that is sent.
 fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tokens: u64) -> Asks {
-    // The engine gets the path as it was sent. `/invocations` and other spellings may be missing where the route is not.
+    // The engine gets the path as it was sent. `/invocations` and other spellings may be missing
+    // where the route is not.
     let path = incoming.path.split('?').next();
     Asks {
         model: Some(model),

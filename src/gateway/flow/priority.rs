@@ -1,8 +1,8 @@
-//! The priority of a request: what its client asks for within what it may have, and which engines
-//! get it.
+//! The priority of a request: the number that its client asks for, within the range that the client
+//! may use, and the engines that get it.
 //!
 //! Lower is earlier, as in vLLM. The header `X-Vllm-Priority` wins over `priority` in the body, as
-//! in vLLM, and what both ask for is clamped to the range of the key. The number orders the
+//! in vLLM, and the number from either is clamped to the range of the key. The number orders the
 //! gateway's queue, and engines that schedule by priority get it: in the body, or in the header on
 //! the one route where vLLM reads only that. Other engines get neither: vLLM with
 //! `--scheduling-policy fcfs` ignores a priority, or refuses one that is not 0 (before version 1 of
@@ -43,7 +43,7 @@ impl RequestPriority {
     }
 
     /// Gives it to an engine that schedules by priority, and takes it from a request that was sent
-    /// to such an engine before. 0 is what engines assume.
+    /// to such an engine before. Without a priority, engines assume 0.
     pub(super) fn give(self, request: &mut UpstreamRequest, route: Route, by_priority: bool) {
         if self.number == 0 && !self.is_asked {
             return;

@@ -21,10 +21,10 @@
 //! disconnects, the exchange is dropped. That closes the upstream connection, and the engine aborts
 //! the request.
 //!
-//! Bounds: one chunk buffer, no larger than what the upstream side gathers; the buffer for a slow
-//! client by `delivery.rs`; the preamble by [`PREAMBLE_MAX`] and the length of the request, which
-//! engines repeat in it; how long a stream may be without a token by `stream_work.rs`; the
-//! downstream side limits how long a client may not read.
+//! Bounds: one chunk buffer, no larger than the chunk that the upstream side gathers; the buffer
+//! for a slow client by `delivery.rs`; the preamble by [`PREAMBLE_MAX`] and the length of the
+//! request, which engines repeat in it; how long a stream may be without a token by
+//! `stream_work.rs`; the downstream side limits how long a client may not read.
 
 mod parts;
 mod engine_side;
@@ -49,18 +49,18 @@ use super::exchange::{ClientGone, Downstream, Exchange, ResponseHead, UpstreamRe
 use super::feedback::{Feedback, InjectedUsage};
 use super::record::{RecordGuard, Recorder};
 use super::respond;
-use super::response_memory::MemoryOwner;
 use super::response_meter::ResponseMeter;
 use super::stream_work::{SilenceLimits, SilenceTimer, WorkClock};
 use crate::pool::Lease;
 use engine_side::{EngineEvent, EngineSide};
+pub(super) use parts::WaitingRoom;
 use parts::{Backlog, Delivery, Ending, Interruption, deliver};
 use sluice_core::meter::{Forward, Objectives};
 use sluice_core::openai::Route;
 
-/// Bytes of a stream before its first token that are held, beside [`PREAMBLE_PER_REQUEST`] times
-/// those of the request. A longer preamble is passed on, and no other backend takes over from then
-/// on.
+/// Bytes of a stream before its first token that are held, in addition to [`PREAMBLE_PER_REQUEST`]
+/// times the bytes of the request. A longer preamble is passed on, and no other backend takes over
+/// from then on.
 const PREAMBLE_MAX: usize = 64 << 10;
 /// `response.created` and `response.in_progress` repeat the request, whose text may grow by escapes.
 const PREAMBLE_PER_REQUEST: usize = 4;
@@ -87,7 +87,7 @@ pub(super) struct ResponseContext<'a> {
     /// Cancelled when the gateway aborts all requests.
     pub(super) abort: &'a CancellationToken,
     /// Whose share of the memory for slow clients the response may use.
-    pub(super) memory: MemoryOwner<'a>,
+    pub(super) room: WaitingRoom<'a>,
 }
 
 /// A response that is being passed on.
@@ -109,7 +109,7 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     lease: &'a mut Lease,
     record: &'a mut RecordGuard<'r, R>,
     prefilling: bool,
-    /// What the client has not taken yet of what came from the engine.
+    /// The bytes from the engine that the client has not taken yet.
     backlog: Backlog,
     /// The engine was not read for a while, because the backlog was full: later times are not its.
     is_held_up: bool,
@@ -227,8 +227,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// What an event means for the response: the bytes that go to the client now, or that another
-    /// engine may serve the request.
+    /// Applies an event to the response. Returns the bytes that go to the client now, or an error
+    /// when another engine may serve the request.
     fn take<X: Exchange>(
         &mut self,
         event: EngineEvent,

@@ -208,8 +208,8 @@ pub struct Record {
     pub connect_time: Duration,
     /// How long bytes of the response waited for the client to take them.
     pub client_wait: Duration,
-    /// The engine was not read for a while, because what waited for the client was at its bound:
-    /// later times say nothing of the engine.
+    /// The engine was not read for a while, because the bytes that waited for the client were at
+    /// their bound: later times say nothing of the engine.
     pub held_up: bool,
     /// From the request received to the end of its response.
     pub total: Duration,
@@ -295,7 +295,8 @@ impl Record {
             Outcome::Shed(_) | Outcome::Timeout(_) => Ending::Failed,
             Outcome::ClientGone | Outcome::Refused => Ending::Other,
         };
-        // The queue of a pool that all arms share says nothing about one of them: a client alone can fill it.
+        // The queue of a pool that all arms share says nothing about one arm: a client alone can
+        // fill it.
         let is_shed = matches!(self.outcome, Outcome::Shed(_));
         let lacked_room = is_shed || (assigned.fell_back && assigned.lacked_room);
         Observation {

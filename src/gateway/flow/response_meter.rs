@@ -35,7 +35,8 @@ impl ResponseMeter {
         Self::Body(Box::new(MeteredBody { meter: BodyMeter::new(arrived), is_timed: true, stats: None }))
     }
 
-    /// Believes the engine's usage within these bounds only: limits, records and metrics all have what is believed.
+    /// Believes the engine's usage within these bounds only: limits, records and metrics all have
+    /// the believed usage.
     pub(super) fn within(mut self, bounds: UsageBounds) -> Self {
         match &mut self {
             Self::Stream(meter) => meter.set_bounds(bounds),

@@ -7,9 +7,9 @@
 //!   prompt, so with another key's id a client would read what that key has sent. Without keys, one that continues an unknown
 //!   response goes to any engine.
 //!
-//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]. When there are more, the oldest id of the key with the most is
-//! removed, by the rule in `shares`: a key that stores without end forgets its own responses and not those of other keys.
-//! An id keeps its first key.
+//! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]. When there are more, the oldest id of the key
+//! with the most is removed, by the rule in `shares`: a key that stores without end forgets its own
+//! responses and not the responses of other keys. An id keeps its first key.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ pub(super) struct ResponseOwner {
     pub(super) key: Option<Arc<str>>,
     pub(super) pool: Arc<str>,
     pub(super) backend: Arc<str>,
-    /// Tokens of the conversation up to this response, its output included; 0 until the response has ended.
+    /// Tokens of the conversation up to this response, its output included; 0 until the response
+    /// has ended.
     pub(super) tokens: u64,
 }
 

@@ -45,7 +45,7 @@ impl<'a, D> IdCapture<'a, D> {
         Self { down, owners, key, owner: None, id: None }
     }
 
-    /// The conversation has so many tokens with this response.
+    /// The conversation has this many tokens with this response.
     pub(super) fn note_tokens(&self, tokens: u64) {
         if let Some(id) = &self.id {
             self.owners.note_tokens(id, self.key.as_ref(), tokens);

@@ -131,7 +131,7 @@ impl WorkClock {
         Some(next)
     }
 
-    /// The engine was not read for so long, because its client had not read. Returns when to look
+    /// The engine was not read for this long, because its client had not read. Returns when to look
     /// again.
     pub(super) fn resume(&mut self, paused: Duration) -> Instant {
         self.due += paused;

@@ -1,19 +1,25 @@
-//! Request bodies that may kill engines: each is delivered once more at most, then refused for a while.
+//! Request bodies that may kill engines: each is delivered once more at most, then refused for a
+//! while.
 //!
-//! An engine *dies* for a request when its connection breaks or it is found hung while the request is on it. The rule:
+//! An engine *dies* for a request when its connection breaks or it is found hung while the request
+//! is on it. The rule:
 //!
-//! 1. Every body that was on an engine when it died is a *suspect* for [`SUSPECT_FOR`]. One that is then served whole no longer is.
-//! 2. A suspect is delivered again in its *turn*: one suspect at a time, until its first token, its end, or [`TURN`]. So at the next
-//!    death it is known which suspect was there. A suspect that waited [`WAIT_MAX`] for its turn goes without.
-//! 3. When the engine of a suspect dies and no other suspect is there, that body is refused for [`REFUSED_FOR`]. Suspects whose
-//!    first token was seen are considered only if there is no other. If several remain, no one is refused, and all stay suspects.
-//!    Requests that were no suspects become some.
+//! 1. Every body that was on an engine when it died is a *suspect* for [`SUSPECT_FOR`]. A suspect
+//!    that is then served whole is one no longer.
+//! 2. A suspect is delivered again in its *turn*: one suspect at a time, until its first token, its
+//!    end, or [`TURN`]. So at the next death it is known which suspect was there. A suspect that
+//!    waited [`WAIT_MAX`] for its turn goes without.
+//! 3. When the engine of a suspect dies and no other suspect is there, that body is refused for
+//!    [`REFUSED_FOR`]. Suspects whose first token was seen are considered only if there is no
+//!    other. If several remain, no body is refused, and all stay suspects. Requests that were no
+//!    suspects become some.
 //! 4. A connection that breaks alone, while more than [`FEW`] other requests go on, is no death.
 //! 5. No request is delivered again after two deaths, whatever is known about its body.
 //!
-//! So a bystander is refused only if it was on two engines that died, and the second time without another suspect. Bodies are
-//! recognised by a keyed hash of their length and of at most [`SAMPLES`] + 2 parts of [`PART`] bytes. A client that changes its
-//! body each time is not recognised. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects at once on engines,
+//! So a bystander is refused only if it was on two engines that died, and the second time without
+//! another suspect. Bodies are recognised by a keyed hash of their length and of at most
+//! [`SAMPLES`] + 2 parts of [`PART`] bytes. A client that changes its body each time is not
+//! recognised. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects at once on engines,
 //! [`BREAKS`] breaks. While there is no suspect, a request costs its hash and one load.
 
 use std::collections::HashMap;
@@ -54,7 +60,7 @@ const PART: usize = 256;
 /// Parts between the first and the last one.
 const SAMPLES: usize = 4;
 
-/// What a body is recognised by.
+/// The hash by which a body is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BodyHash(u64);
 
@@ -97,7 +103,7 @@ struct OnTrial {
     survived: bool,
 }
 
-/// What a death says of a body.
+/// How a death changes the state of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It is a suspect: it may be delivered once more, in its turn.
@@ -122,7 +128,7 @@ impl Default for Suspects {
 }
 
 impl Suspects {
-    /// What `body` is recognised by.
+    /// The hash by which `body` is recognised.
     pub(super) fn hash(&self, body: &[u8]) -> BodyHash {
         if body.len() <= PART * (SAMPLES + 2) {
             return BodyHash(XxHash64::oneshot(self.seed, body));
@@ -133,7 +139,8 @@ impl Suspects {
         BodyHash(parts.fold(self.seed ^ body.len() as u64, mix))
     }
 
-    /// Whether a request with this body may be delivered. `Ok(Some)`: it is a suspect. An error: for how long it is refused.
+    /// Whether a request with this body may be delivered. `Ok(Some)`: it is a suspect. An error:
+    /// for how long it is refused.
     pub(super) fn check(self: &Arc<Self>, body: BodyHash, now: Instant) -> Result<Option<Trial>, Duration> {
         if self.known.load(Ordering::Acquire) == 0 {
             return Ok(None);
@@ -161,8 +168,9 @@ impl Suspects {
         Trial { suspects: Arc::clone(self), body, serial }
     }
 
-    /// A connection to the engine of `backend` broke while a request was on it. Returns whether its engine died, as far as can be
-    /// said after a short wait. `others`: requests in flight beside this one.
+    /// A connection to the engine of `backend` broke while a request was on it. Returns whether its
+    /// engine died, as far as can be said after a short wait. `others`: requests in flight next to
+    /// this one.
     pub(super) async fn is_death(&self, backend: BackendId, others: u32) -> bool {
         let now = Instant::now();
         if self.note_break(backend, now) > 1 || others <= FEW {
@@ -190,7 +198,8 @@ impl Suspects {
         self.state.lock().breaks.iter().filter(is_of).count()
     }
 
-    /// The engine of `backend` died with a request of this body on it. `trial`: the request was that of a suspect.
+    /// The engine of `backend` died with a request of this body on it. `trial`: the body was
+    /// already a suspect.
     pub(super) fn died(
         self: &Arc<Self>,
         body: BodyHash,
@@ -221,8 +230,8 @@ impl Suspects {
 }
 
 impl State {
-    /// The engine of `backend` died: if one suspect must have been the cause, it is refused. Called once for each suspect there; the
-    /// first call decides for all.
+    /// The engine of `backend` died: if one suspect must have been the cause, it is refused. Called
+    /// once for each suspect there; the first call decides for all.
     fn judge(&mut self, backend: BackendId, now: Instant) {
         let is_there = |trial: &OnTrial| trial.backend == Some(backend);
         let early = self.trials.iter().any(|trial| is_there(trial) && !trial.survived);
@@ -246,8 +255,8 @@ impl State {
         Fate::Suspect
     }
 
-    /// Forgets bodies where there are too many for one more: those whose time is over, else the oldest suspect, else the refused
-    /// body whose time is over first.
+    /// Forgets bodies where there are too many for one more: the bodies whose time is over, else
+    /// the oldest suspect, else the refused body whose time is over first.
     fn make_room(&mut self, body: BodyHash, now: Instant) {
         if self.bodies.len() < SUSPECTS_MAX || self.bodies.contains_key(&body) {
             return;

@@ -110,10 +110,8 @@ impl TestFlow {
         let records = Records::default();
         let engines = Engines::default();
         *engines.scripts.lock() = vec![(PORTS[0], first.into()), (PORTS[1], second.into())];
-        let memory = config.server.max_response_memory.0;
         let plan = RoutingTable::new(config, &layout, &[], &[None], learned);
         let flow = Flow::new(admission, engines, records.clone(), plan);
-        flow.response_memory().configure(memory);
         Self { flow, records, origin: Origin::default() }
     }
 

@@ -1,4 +1,4 @@
-//! What a request has used of its key's limits on tokens, from its record.
+//! The tokens that a request has used of its key's limits, from its record.
 //!
 //! | the request | is charged with |
 //! |---|---|
@@ -9,8 +9,9 @@
 //! | its client left before a response that is not streamed | as it was expected |
 //! | is complete, and no one has counted | as it was expected |
 //!
-//! Counted is what the engine reports, within bounds (`request_bounds.rs`), or else one token for each event that carried some.
-//! Cached prompt tokens count in full. Of several attempts the last one counts: those before it have shown no output.
+//! The count is the usage that the engine reports, within bounds (`request_bounds.rs`), or else one
+//! token for each event that carried tokens. Cached prompt tokens count in full. Of several
+//! attempts the last one counts: the earlier attempts have shown no output.
 
 use super::keys::UsedTokens;
 use super::record::{Outcome, Record};

@@ -202,8 +202,8 @@ impl Admission {
         self.shared.update(|state, _| state.backend_mut(backend).map(|found| found.start_takes = Some(takes)).is_some())
     }
 
-    /// Whether the engine of a backend schedules by priority, by its flags. What the pool's rules
-    /// say counts more.
+    /// Whether the engine of a backend schedules by priority, by its flags. A statement in the
+    /// pool's rules counts more.
     pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
         self.shared.update(|state, _| {
             if let Some(found) = state.backend_mut(backend) {

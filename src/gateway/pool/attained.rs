@@ -1,5 +1,5 @@
-//! What owners of requests have attained here, for other gateways, and what they have attained
-//! there.
+//! The engine time that owners of requests have had here, for other gateways, and the engine time
+//! that they have had there.
 //!
 //! Bounds: the [`SHARED`] owners of a pool with most work.
 
@@ -22,7 +22,7 @@ impl Admission {
         fair.map(|pool| (Arc::clone(&pool.name), pool.queue.attained(SHARED))).collect()
     }
 
-    /// An owner has had so many more seconds of engines of this pool through another gateway. It
+    /// An owner has had this many more seconds of engines of this pool through another gateway. It
     /// then waits here until others have had as much. Of one that has no request here nothing is
     /// kept.
     pub fn attained_elsewhere(&self, pool: &str, owner: u64, seconds: f64) {

@@ -162,9 +162,10 @@ pub(super) struct BackendState {
     pub(super) facts_due: bool,
     /// The routes among its facts, and until when they count.
     pub(super) routes: KnownRoutes,
-    /// Its page of routes is to be read: an engine of its pool has refused a route.
+    /// Its page of routes must be read: an engine of its pool has refused a route.
     pub(super) routes_due: bool,
-    /// Its last refusals that were news, and when, at most [`REFUSALS_MAX`]: a reading may have begun before.
+    /// Its last refusals that were news, and when, at most [`REFUSALS_MAX`]: a reading may have
+    /// begun before.
     refusals: SmallVec<[(Lack, Instant); 2]>,
     pub(super) progress: Arc<Progress>,
     pub(super) abort: CancellationToken,
@@ -303,7 +304,8 @@ impl BackendState {
         self.prefill_rate = PrefillRate::new(now);
     }
 
-    /// Takes over what its engine says that it serves, by a reading that began at `begun`.
+    /// Takes over the models and the context limit that its engine says it has, by a reading that
+    /// began at `begun`.
     pub(super) fn take_reading(&mut self, served: Served, max_model_len: Option<u64>, begun: Instant) {
         self.facts_due = self.cordon() != Cordon::Open;
         if self.facts_due && self.facts.served != Served::Unknown {

@@ -1,5 +1,5 @@
-//! What the owner of a request is charged for it: seconds of the engine, by the estimate at the
-//! grant and by usage at the end.
+//! The charge to the owner of a request: seconds of the engine, by the estimate at the grant and by
+//! usage at the end.
 //!
 //! ```text
 //! work = computed prompt tokens x prompt_ns + output tokens x output_ns
@@ -11,7 +11,7 @@
 //! An engine that prefills works for one request; one that decodes works for all of its sequences
 //! in each step. So the sum over the requests of an engine is about the time that it was busy: a
 //! second of GPU costs the same, however it is used. Tokens that the engine had in its prefix cache
-//! cost nothing. Prices are those at the grant, also for the correction at the end.
+//! cost nothing. The prices at the grant apply, also to the correction at the end.
 
 use super::queue::OwnerIndex;
 use crate::config::limits::MAX_TOKENS;
@@ -52,7 +52,7 @@ impl Price {
         Self { prompt_ns: ns(prompt), output_ns: ns(output) }
     }
 
-    /// Seconds for so many tokens.
+    /// Seconds for this many tokens.
     pub(super) fn of(self, computed: u64, output: u64) -> f64 {
         let ns = |tokens: u64, price: u32| tokens.min(MAX_TOKENS.0) as f64 * f64::from(price);
         (ns(computed, self.prompt_ns) + ns(output, self.output_ns)) * 1e-9
@@ -70,8 +70,8 @@ impl Bill {
         f64::from_bits(self.start)
     }
 
-    /// What the owner owes in addition when the request has taken so many tokens, in seconds; below
-    /// 0: it gets that back.
+    /// The seconds that the owner owes in addition when the request has taken this many tokens.
+    /// Below 0, the owner gets them back.
     pub(super) fn correct(&mut self, computed: u64, output: u64) -> f64 {
         let before = self.charged();
         (self.computed, self.output) = (computed, output);

@@ -114,7 +114,7 @@ pub struct Allocation {
     /// When its engine was seen to have it; see `settled.rs`.
     pub(super) seen: Option<Mark>,
     pub(super) adapter: Option<ModelKey>,
-    /// What its owner was charged for it.
+    /// The charge to its owner for it.
     pub(super) bill: Option<Bill>,
 }
 

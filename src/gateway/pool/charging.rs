@@ -1,5 +1,5 @@
-//! Owners and their requests: who a request belongs to, what it is charged, whether its owner has
-//! its share of prefill.
+//! Owners and their requests: the owner of a request, the charge for it, and whether the owner
+//! already has its share of prefill.
 //!
 //! Where no pool is fair this file does nothing: requests then have no owner. A request of a fair
 //! pool costs one look-up by hash.
@@ -16,7 +16,7 @@ use super::state::{AdmissionState, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 use sluice_core::openai::ShedReason;
 
-/// A request that waits only for its owner's share of prefill waits up to so many times
+/// A request that waits only for its owner's share of prefill waits up to this many times
 /// `queue.timeout`.
 const WAIT_MAX: u32 = 4;
 
@@ -46,8 +46,8 @@ impl AdmissionState {
         prompt - tokens.max().unwrap_or(0).min(prompt)
     }
 
-    /// Charges the owner of a request that was just granted room on `backend`, where so many tokens
-    /// of it are cached.
+    /// Charges the owner of a request that was just granted room on `backend`, where this many
+    /// tokens of it are cached.
     pub(super) fn charge(&mut self, backend: BackendId, request: &AdmissionRequest, cached: u64) -> Option<Bill> {
         let (home, owner) = (request.home, request.owner());
         if request.fair.is_none() && !self.pools[home.index()].queue.is_fair() {

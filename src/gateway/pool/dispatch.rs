@@ -2,9 +2,10 @@
 //!
 //! The *candidates* of a backend are its waiters in the order in which they are served: first those that have reached their
 //! *overtaking limit*, in the order in which they entered; then the queue of the backend's pool in its configured order;
-//! then the queues of the pools that spill into it. In a fair pool this is the order within one owner, and `owners.rs` says whose
-//! turn it is; only grants to the same owner count below, and between owners the bounds of `owners.rs` hold. An owner with a waiter
-//! at the limit is served as if it had the best priority that waits, so priorities starve no one either.
+//! then the queues of the pools that spill into it. In a fair pool this is the order within one
+//! owner, and `owners.rs` says which owner is next. Only grants to the same owner then count below;
+//! between owners the bounds of `owners.rs` hold. An owner with a waiter at the limit is served as
+//! if it had the best priority that waits, so priorities starve no owner either.
 //!
 //! A request `w` is *overtaken* by `r` when `r` entered after it and is granted room in which `w` would have fit. With
 //! `Q` the length and `T` the timeout of w's queue, for every order, priority and length, and beside reservations:
@@ -20,7 +21,8 @@
 //! A waiter for which there is no room here is skipped and delays no others: either it lacks only a permit, which others
 //! do not take from it, or it is wide, and a backend is reserved for it (`reservation.rs`).
 //!
-//! Bounds: one dispatch looks at [`SCAN_MAX`] waiters, and at [`SCAN_OWNER`] of one owner if several wait.
+//! Bounds: one dispatch looks at [`SCAN_MAX`] waiters, and at [`SCAN_OWNER`] of one owner if
+//! several owners wait.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -32,7 +34,8 @@ use sluice_core::base::{BackendId, PoolId};
 
 /// Waiters that one dispatch looks at: bounds the time under the lock where many do not fit.
 const SCAN_MAX: usize = 1_024;
-/// Of them, those of one owner while others wait too: one whose requests do not fit must not use up the look.
+/// How many of them may be of one owner while other owners wait, too: an owner whose requests do
+/// not fit must not use up the look.
 const SCAN_OWNER: usize = 128;
 
 /// One queue whose waiters are candidates of a backend.
@@ -40,7 +43,7 @@ struct Source {
     pool: PoolId,
     /// Lanes that are left out: there is no permit.
     skip: Skip,
-    /// The owner that was looked at last; those before it have no more waiters that could fit.
+    /// The owner that was looked at last; the owners before it have no more waiters that could fit.
     turn: Option<Turn>,
 }
 
@@ -105,7 +108,8 @@ impl AdmissionState {
         }
     }
 
-    /// The members of the pool of `backend`, if waiters that were held for their owner's share may have room there now.
+    /// The members of the pool of `backend`, if waiters that were held for their owner's share may
+    /// have room there now.
     fn loosened_beside(&mut self, backend: BackendId) -> SmallVec<[BackendId; 2]> {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return SmallVec::new() };
         match self.pools[pool.index()].queue.take_loosened() {
@@ -143,7 +147,8 @@ impl AdmissionState {
         blocked
     }
 
-    /// The owner of a waiter has its share of prefill on a backend: skips its waiters that want more than that.
+    /// The owner of a waiter has its share of prefill on a backend: skips its waiters that want
+    /// more than that.
     fn skip_held(&mut self, home: PoolId, owner: OwnerIndex, backend: BackendId, look: u64) {
         let pool = &mut self.pools[home.index()];
         pool.queue.hold();
@@ -166,7 +171,8 @@ impl AdmissionState {
         Some(Candidates { sources, look: self.looks })
     }
 
-    /// Owners with a waiter at the overtaking limit wait no longer behind owners of a better priority.
+    /// Owners with a waiter at the overtaking limit no longer wait behind owners of a better
+    /// priority.
     fn promote_late(&mut self, pool: PoolId) {
         let queue = &self.pools[pool.index()].queue;
         let is_late = |owner: &OwnerIndex| {
@@ -177,8 +183,9 @@ impl AdmissionState {
         late.into_iter().for_each(|owner| self.pools[pool.index()].queue.promote(owner));
     }
 
-    /// The next candidate, with the position of its queue among the sources and its owner: the earliest that has reached the
-    /// overtaking limit, or else the next of the first source that has one.
+    /// The next candidate, with the position of its queue among the sources and its owner: the
+    /// earliest that has reached the overtaking limit, or else the next of the first source that
+    /// has one.
     fn next_candidate(&mut self, candidates: &mut Candidates) -> Option<(usize, OwnerIndex, WaiterId)> {
         let mut best: Option<(usize, Next)> = None;
         for (index, source) in candidates.sources.iter_mut().enumerate() {
@@ -258,8 +265,9 @@ impl AdmissionState {
         reserved
     }
 
-    /// Counts a grant on a backend of `pool` to a request of `home` for every queue whose waiters may use it. Of other owners of
-    /// its home it does not count: their turns are decided by what they have attained.
+    /// Counts a grant on a backend of `pool` to a request of `home` for every queue whose waiters
+    /// may use it. For other owners of its home it does not count: the engine time that owners have
+    /// had decides their turns.
     fn count_grant(&mut self, pool: PoolId, home: PoolId, owner: OwnerIndex) {
         for index in 0..=self.pools[pool.index()].fed_by.len() {
             let counting = index.checked_sub(1).map_or(pool, |feeder| self.pools[pool.index()].fed_by[feeder]);

@@ -1,9 +1,11 @@
-//! Which failures eject a backend: what the rest of its pool says about them.
+//! Which failures eject a backend, by comparison with the rest of its pool.
 //!
-//! `health.rs` counts the failures of one backend; here they are compared with the outcomes of other clients and with the other
-//! backends of the pool. The failures of a client are its own if the backend serves other clients (`recent_origins.rs`). They also
-//! are if only this client was here lately, fails on another backend of the pool as well, and other clients are served
-//! somewhere in the pool. In probation they are for a while if other clients were there before.
+//! `health.rs` counts the failures of one backend; here they are compared with the outcomes of
+//! other clients and with the other backends of the pool. The failures of a client are its own if
+//! the backend serves other clients (`recent_origins.rs`). They are also its own if only this
+//! client was here lately, fails on another backend of the pool as well, and other clients are
+//! served somewhere in the pool. In probation they are its own for a while if other clients were
+//! there before.
 //!
 //! The work is done only when a request failed. It grows with the backends of the pool.
 
@@ -64,7 +66,8 @@ impl AdmissionState {
         }
     }
 
-    /// See [`Lease::refused_gateway`](super::lease::Lease::refused_gateway). `origin`: whose request was refused.
+    /// See [`Lease::refused_gateway`](super::lease::Lease::refused_gateway). `origin`: of the
+    /// request that was refused.
     pub(super) fn refused_gateway(
         &mut self,
         backend: BackendId,
@@ -89,7 +92,8 @@ impl AdmissionState {
     }
 }
 
-/// Whether the failures on `found` are those of some clients only. `others`: the other backends of its pool.
+/// Whether the failures on `found` are failures of some clients only. `others`: the other backends
+/// of its pool.
 fn is_of_some_clients<'a, I>(found: &BackendState, others: impl Fn() -> I, origin: Origin, now: Instant) -> bool
 where
     I: Iterator<Item = &'a BackendState>,

@@ -14,10 +14,12 @@
 //! ```
 //! In probation a backend carries one request at a time: the half-open trial.
 //!
-//! Failed responses, timeouts and refused credentials count by distinct origins (`recent_origins.rs`): while an engine serves
-//! other clients, the failures of one are that client's, and nothing is ejected for them. For failed responses and timeouts at
-//! most `health.max_ejected` of a pool are out at once, whatever took them out. Refused connections and hangs are facts of the
-//! engine: a dead engine leaves the rotation however many are out already.
+//! Failed responses, timeouts and refused credentials count by distinct origins
+//! (`recent_origins.rs`): while an engine serves other clients, the failures of one client are its
+//! own, and no backend is ejected for them. For failed responses and timeouts, at most
+//! `health.max_ejected` of a pool are out at once, whatever the reasons for which they are out.
+//! Refused connections and hangs are facts of the engine: a dead engine leaves the rotation however
+//! many are out already.
 //! Time is a parameter. Draining is a decision of the operator, not health: it is kept beside this.
 
 use std::time::Duration;
@@ -39,13 +41,14 @@ pub struct HealthRules {
     pub eject_base: Duration,
     /// The longest ejection.
     pub eject_max: Duration,
-    /// Share of a pool, 0 to 1, that may be out of rotation when a backend is ejected for its responses or timeouts.
+    /// Share of a pool, 0 to 1, that may be out of rotation when a backend is ejected for its
+    /// responses or timeouts.
     pub max_ejected: f64,
 }
 
 impl HealthRules {
-    /// Backends of `members` that may be out of rotation at once for responses and timeouts: the share rounded down, but one if
-    /// the share is above 0, and never all.
+    /// Backends of `members` that may be out of rotation at once for responses and timeouts: the
+    /// share rounded down, but one if the share is above 0, and never all.
     pub fn most_ejected(&self, members: usize) -> usize {
         let share = (self.max_ejected.clamp(0.0, 1.0) * members as f64) as usize;
         share.max(usize::from(self.max_ejected > 0.0)).min(members.saturating_sub(1))
@@ -101,8 +104,8 @@ impl BackendFault {
 }
 
 impl BackendFault {
-    /// Whether the fault may be caused by the requests of one client, so that it counts by origin. The others are facts of the
-    /// engine.
+    /// Whether the fault may be caused by the requests of one client, so that it counts by origin.
+    /// The other faults are facts of the engine.
     pub(super) fn counts_by_origin(self) -> bool {
         match self {
             Self::Response | Self::Timeout | Self::Credentials => true,
@@ -180,8 +183,9 @@ impl Phase {
 
 /// Successes in a row after which earlier ejections are forgiven.
 const FORGIVEN_AFTER: u32 = 64;
-/// Failures in one probation that do not end it while they are of one client and others may be served. The trial then goes to the
-/// next request; a client that fails on purpose cannot keep a backend out.
+/// Failures in one probation that do not end it while they are of one client and other clients may
+/// be served. The trial then goes to the next request; a client that fails on purpose cannot keep a
+/// backend out.
 const TRIALS_OF_ONE: u32 = 16;
 
 /// The health of one backend.
@@ -299,11 +303,13 @@ impl BackendHealth {
         }
     }
 
-    /// A request failed through the backend's fault. `spared`: why the backend must not be ejected for what requests can cause.
+    /// A request failed through the backend's fault. `spared`: why the backend must not be ejected
+    /// for faults that requests can cause.
     ///
-    /// Refused connections and hangs eject whatever `spared` says. Ejecting the only backend for failed responses would turn
-    /// some failures into an outage. In probation every failure ejects, except the first [`TRIALS_OF_ONE`] of one client among
-    /// several. One refusal of the gateway's credentials ejects: the next request has the same ones.
+    /// Refused connections and hangs eject whatever `spared` says. Ejecting the only backend for
+    /// failed responses would turn some failures into an outage. In probation every failure ejects,
+    /// except the first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
+    /// credentials ejects: the next request has the same ones.
     pub fn failure(
         &mut self,
         fault: BackendFault,

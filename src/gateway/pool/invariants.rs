@@ -1,8 +1,8 @@
 //! The invariants that tie queues, tickets, capacity and reservations together, checked by tests after every event.
 //!
 //! - Every queue holds exactly the waiters that wait in it, in both of its orders.
-//! - No backend that is in rotation has room for a waiter, unless it is reserved for another one, or the waiter's owner has its
-//!   share of prefill there and other owners are present.
+//! - No backend that is in rotation has room for a waiter, unless it is reserved for another one,
+//!   or the waiter's owner has its share of prefill there and other owners are present.
 //! - The index of rooms says of each backend what is true of it, unless that is noted as changed.
 //! - No waiter has two reservations.
 //! - A pinned request waits only while one of its backends is in rotation.

@@ -47,8 +47,8 @@ impl KnownRoutes {
         self.denied.push((route, now));
     }
 
-    /// Takes over a page whose reading began at `begun`; `None`: the engine has none. Returns whether the engine has
-    /// refused a route since then, which still counts.
+    /// Takes over a page whose reading began at `begun`; `None`: the engine has none. Returns
+    /// whether the engine has refused a route since then, which still counts.
     pub(super) fn read(&mut self, routes: Option<RouteSet>, begun: Instant) -> bool {
         if let Some(routes) = routes {
             self.denied.retain(|(_, at)| *at > begun);

@@ -41,7 +41,7 @@ pub struct Lease {
     origin: Origin,
     /// The serial of a copy, which holds nothing that a request could use: reports about its backend are ignored.
     copy: Option<u64>,
-    /// What the request's owner was charged; corrected once, also after the release.
+    /// The charge to the request's owner; corrected once, also after the release.
     bill: Option<Bill>,
 }
 
@@ -73,7 +73,7 @@ impl Lease {
         self.origin = origin;
     }
 
-    /// Requests in flight on the backend beside this one.
+    /// Requests in flight on the backend next to this one.
     pub fn others_in_flight(&self) -> u32 {
         self.shared.in_flight(self.grant.backend).saturating_sub(u32::from(!self.released))
     }
@@ -154,7 +154,8 @@ impl Lease {
         }
     }
 
-    /// The same after an attempt that failed: what the engine did in vain is not charged to the request's owner.
+    /// The same after an attempt that failed: the work that the engine did in vain is not charged
+    /// to the request's owner.
     pub fn release_failed(&mut self) {
         self.release();
         self.settle(Some(0), Some(0), 0);
@@ -224,8 +225,9 @@ impl Lease {
         }
     }
 
-    /// Charges the request's owner for the tokens that it has taken, instead of for the estimate: computed prompt tokens, of which
-    /// `cached` were not computed, and output tokens. `None`: as expected. Once; also after the release.
+    /// Charges the request's owner for the tokens that it has taken, instead of for the estimate:
+    /// computed prompt tokens, of which `cached` were not computed, and output tokens. `None`: as
+    /// expected. Once; also after the release.
     pub fn settle(&mut self, prompt_tokens: Option<u64>, cached: Option<u64>, output_tokens: u64) {
         if let Some(mut bill) = self.bill.take() {
             let cached = cached.unwrap_or(bill.cached);
@@ -259,7 +261,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.release();
-        // The client left before there was usage: its prompt may have been computed, and nothing more.
+        // The client left before there was usage: its prompt may have been computed, and nothing
+        // more.
         self.settle(None, None, 0);
     }
 }

@@ -6,8 +6,13 @@
 //!                             +--> Ticket (in the pool's queue) --> Lease, or dropped, or classified again
 //! ```
 //! The arithmetic of one backend is in [`capacity`], its health in [`health`], the queue in [`queue`], the choice in
-//! [`policy`]; `owners.rs` says which key or user is next, `dispatch.rs` which of its requests, `reservation.rs` how a wide request gets its room, `copies.rs` what copies for
-//! shadow arms may use, `trial.rs` what requests may use of an engine on trial, `foreign.rs` what other gateways use, `divided.rs` what this one may use by a ledger of several gateways, `served.rs`, `known_routes.rs` and `serving.rs` which engines can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines them. No clock and no I/O: the whole folder runs on virtual time in tests,
+//! [`policy`]. `owners.rs` says which key or user is next, `dispatch.rs` which of its requests, and
+//! `reservation.rs` how a wide request gets its room. `copies.rs` bounds the room of copies for
+//! shadow arms, and `trial.rs` the room of requests on an engine on trial. `foreign.rs` counts the
+//! room that other gateways use, and `divided.rs` bounds the room that this gateway may use by a
+//! ledger of several gateways. `served.rs`, `known_routes.rs` and `serving.rs` say which engines
+//! can serve a request, `adapters.rs` which LoRA adapters have slots, and [`admission`] combines
+//! them. No clock and no I/O: the whole folder runs on virtual time in tests,
 //! and a property test drives it through any order of entering, leaving, finishing, resizing and draining.
 
 mod settled;

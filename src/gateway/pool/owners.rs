@@ -1,5 +1,5 @@
-//! Fair queues: the owners of the requests of one pool, what each has attained, and whose turn it
-//! is.
+//! Fair queues: the owners of the requests of one pool, the engine time that each has had, and
+//! which owner is next.
 //!
 //! An *owner* is an API key, an end user within it, or a header's value (`queue.fair`). Where a
 //! pool is not fair, all requests have one owner, [`EVERYONE`], and nothing is charged. Start-time
@@ -7,19 +7,20 @@
 //! Serving Large Language Models", OSDI 2024):
 //!
 //! ```text
-//! level(owner) += work of a granted request / weight                  (`bill.rs`; corrected by usage at the end)
+//! level(owner) += work of a granted request / weight  (`bill.rs`; corrected by usage at the end)
 //! level(owner)  = max(level(owner), V)   when it asks and none of its requests waits
-//! V = (highest level at which a request was granted + highest level at which an ended one had been granted) / 2
+//! V = (highest level at which a request was granted
+//!      + highest level at which an ended one had been granted) / 2
 //! ```
 //!
 //! - Of the owners with waiters, first by priority, the one with the lowest level is served; within
 //!   it the order of `queue.rs`.
-//! - The level includes what runs, so a slot, token or permit that becomes free goes to the owner
-//!   that has least of the engines.
-//! - A newcomer starts at V: between the level of what starts now and that of what ends now, since
-//!   half of what runs is done on average. So it takes over its share of what runs, and gets
-//!   nothing for the time before. No one keeps credit for being idle. An owner whose requests fit
-//!   nowhere is at most [`LAG_MAX`] behind V.
+//! - The level includes running requests, so a slot, token or permit that becomes free goes to the
+//!   owner that has least of the engines.
+//! - A newcomer starts at V: between the level of requests that start now and the level of requests
+//!   that end now, since half of the running work is done on average. So it takes over its share of
+//!   the running work, and gets nothing for the time before. No one keeps credit for being idle. An
+//!   owner whose requests fit nowhere is at most [`LAG_MAX`] behind V.
 //! - Deficit round robin would need a quantum above the largest request, and visits owners that
 //!   wait for their turn; a tree of levels finds the next in O(log n).
 //!
@@ -98,7 +99,7 @@ struct Owner {
     output_ratio: f64,
     /// It counts as present.
     present: bool,
-    /// It is in the line of those that may have left, and the clock when it was last there.
+    /// It is in the line of owners that may have left, and the clock when it last had a request.
     leaving: bool,
     idle_since: f64,
     prefill: PrefillUse,
@@ -110,9 +111,9 @@ struct Owner {
 #[derive(Clone, Copy, Debug)]
 struct Group {
     weight: f64,
-    /// Of them, those that count as present.
+    /// How many of them count as present.
     present: u32,
-    /// Of them, those in the table.
+    /// How many of them are in the table.
     owners: u32,
 }
 
@@ -143,14 +144,14 @@ pub(super) struct Owners {
     weights: f64,
     /// Owners without requests, in the order in which they became so.
     leaving: VecDeque<OwnerIndex>,
-    /// Of them, those that have left but have a level above V.
+    /// The ones that have left but have a level above V.
     indebted: BTreeSet<(Level, OwnerIndex)>,
-    /// Sequences beside which requests were granted, a decayed mean.
+    /// Sequences next to which requests were granted, a decayed mean.
     crowd: f64,
     /// Output tokens divided by their estimates, of all owners.
     output_ratio: f64,
-    /// A waiter was held although there is room, because its owner has its share; and what may end
-    /// that has happened.
+    /// A waiter was held although there is room, because its owner has its share; and an event that
+    /// may end that has happened.
     held: bool,
     loosened: bool,
 }
@@ -261,7 +262,7 @@ impl Owners {
         index
     }
 
-    /// Changes a weight: what was attained stays, what comes counts by the new one.
+    /// Changes a weight: the level stays, and later work counts by the new weight.
     fn set_weight(&mut self, owner: OwnerIndex, weight: f64) {
         let Owner { group, present, .. } = *self.at(owner);
         let (before, present) = match group.and_then(|group| self.groups.get_mut(&group)) {
@@ -345,8 +346,8 @@ impl Owners {
         self.at_mut(owner).level = level;
     }
 
-    /// Charges the owner of a request that is granted room beside so many sequences, for `computed`
-    /// and `output` tokens.
+    /// Charges the owner of a request that is granted room next to this many sequences, for
+    /// `computed` and `output` tokens.
     pub(super) fn charge(
         &mut self,
         (pool, owner): (PoolId, OwnerIndex),
@@ -382,13 +383,12 @@ impl Owners {
         found.running = found.running.saturating_sub(1);
         self.rest(bill.owner);
         if self.running == 0 && self.waiting == 0 {
-            // Nothing runs and nothing waits: what was attained before does not count against
-            // anyone.
+            // Nothing runs and nothing waits: earlier work does not count against any owner.
             (self.granted, self.ended) = (self.highest, self.highest);
         }
     }
 
-    /// A request has taken so many tokens. The correction outlives the request, and perhaps its
+    /// A request has taken this many tokens. The correction outlives the request, and perhaps its
     /// owner's place.
     pub(super) fn settle(&mut self, bill: &mut Bill, computed: u64, output: u64) {
         let owner = bill.owner;
@@ -408,7 +408,7 @@ impl Owners {
         self.set_level(owner, level);
     }
 
-    /// An owner has attained so many seconds at other gateways since that was counted last.
+    /// An owner has attained this many seconds at other gateways since that was counted last.
     pub(super) fn attained_elsewhere(&mut self, id: u64, seconds: f64) {
         if let Some(owner) = self.by_id.get(&id).copied().filter(|_| seconds.is_finite() && seconds > 0.0) {
             let level = self.at(owner).level.0 + seconds / self.weight(owner);

@@ -1,4 +1,5 @@
-//! The waiters of one owner in one pool (`owners.rs`; without fair queues all have one owner), in two orders that never change.
+//! The waiters of one owner in one pool (`owners.rs`; without fair queues all have one owner), in
+//! two orders that never change.
 //!
 //! The configured order: `fifo` by arrival, `shortest_first` by `arrival + aging x prompt tokens`, a virtual deadline.
 //! Both terms are fixed at arrival, so the order among waiters never changes and a sorted map is enough: no re-sorting as
@@ -6,9 +7,9 @@
 //! The order of entry: for requests that have been overtaken often enough (see `dispatch.rs`), whatever their priority
 //! and length. The queue counts the grants that may have overtaken its waiters.
 //!
-//! Three lanes: prompts that need a permit in this pool, large prompts of owners that share the pool with others, and the rest.
-//! When a backend has no permit left, or an owner has its share of prefill there, a lane is skipped as a whole instead of waiter
-//! by waiter.
+//! Three lanes: prompts that need a permit in this pool, large prompts of owners that share the
+//! pool with others, and the rest. When a backend has no permit left, or an owner has its share of
+//! prefill there, a lane is skipped as a whole instead of waiter by waiter.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -152,7 +153,8 @@ impl WaitQueue {
         self.open_lanes(skip).filter_map(|lane| lane.next_in_order(after)).min()
     }
 
-    /// The first waiter that entered after the one of serial `after` (0: the very first), without the lanes to skip.
+    /// The first waiter that entered after the one of serial `after` (0: the very first), without
+    /// the lanes to skip.
     pub fn entered_after(&self, after: u64, skip: Skip) -> Option<(u64, WaiterId)> {
         self.open_lanes(skip).filter_map(|lane| lane.next_by_entry(after)).min()
     }

@@ -1,15 +1,17 @@
 //! How the latest request of each recent origin ended on one backend.
 //!
-//! Each origin has one vote: the outcome of its latest request. A client that fails a thousand times therefore weighs as much as one
-//! that was served once. Facts of the engine (refused connections, hangs) are no votes.
+//! Each origin has one vote: the outcome of its latest request. A client that fails a thousand
+//! times therefore weighs as much as one that was served once. Facts of the engine (refused
+//! connections, hangs) are no votes.
 //!
 //! | votes within [`RECENT`] | the failures are |
 //! |---|---|
 //! | one origin | the engine's, as far as anyone can tell |
 //! | at least two origins failed, and at least half of all | the engine's |
-//! | otherwise | those of some clients: the engine serves the others |
+//! | otherwise | the failing clients' own: the engine serves the others |
 //!
-//! Bounds: [`ORIGINS_MAX`] origins; the one whose request ended first is forgotten. Time is a parameter.
+//! Bounds: [`ORIGINS_MAX`] origins; the one whose request ended first is forgotten. Time is a
+//! parameter.
 
 use std::time::Duration;
 
@@ -22,7 +24,8 @@ use crate::origin::Origin;
 pub(super) const ORIGINS_MAX: usize = 8;
 /// How long the outcome of a request is a vote.
 pub(super) const RECENT: Duration = Duration::from_secs(10);
-/// How long an origin counts as a client of the pool: at least the longest default ejection, during which no request ends.
+/// How long an origin counts as a client of the pool: at least the longest default ejection, during
+/// which no request ends.
 pub(super) const PRESENT: Duration = Duration::from_secs(120);
 
 /// The latest request of one origin.
@@ -43,7 +46,7 @@ pub(super) struct Votes {
 }
 
 impl Votes {
-    /// Whether the requests of some clients fail while those of others are served.
+    /// Whether the requests of some clients fail while the requests of others are served.
     pub(super) fn serves_others(self) -> bool {
         self.all > 1 && (self.failing < 2 || self.failing * 2 < self.all)
     }

@@ -4,7 +4,9 @@
 //! backend is reserved for it, the one that has least to finish first:
 //! - at once, others go to other backends as long as those have room;
 //! - once it has reached its *overtaking limit* (see `dispatch.rs`), requests that entered after it get no room on that backend at all, until it has
-//!   slots and tokens. Requests of another owner that has attained less still go first (`owners.rs`). What runs there finishes, and then it fits: a need that an empty backend cannot grant was refused
+//!   slots and tokens. Requests of another owner that has attained less still go first
+//!   (`owners.rs`). The requests that run there finish, and then it fits: a need that an empty
+//!   backend cannot grant was refused
 //!   when it entered.
 //!
 //! So a wide request is passed at most `overtakers_max` times on its backend, and then waits for the requests that run
@@ -46,8 +48,9 @@ impl AdmissionState {
         self.has_reached_overtaking_limit(reserved.waiter) && self.waiting(reserved.waiter).is_some_and(lacks_room)
     }
 
-    /// Whether a wide waiter is served before another one: of one owner the one that entered first, of two owners of a pool the one
-    /// whose owner has attained no more. So an owner with wide requests gets its share, and no more than that.
+    /// Whether a wide waiter is served before another one: of one owner, the waiter that entered
+    /// first; of two owners of a pool, the waiter whose owner has attained no more. So an owner
+    /// with wide requests gets its share, and no more than that.
     fn is_served_before(&self, wide: &Waiter, other: &Waiter) -> bool {
         let (one, two) = (&wide.request, &other.request);
         match one.home == two.home && one.owner() != two.owner() {

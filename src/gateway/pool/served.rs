@@ -164,7 +164,8 @@ impl Facts {
             && wants.route.is_none_or(|route| self.routes.has(route))
     }
 
-    /// Whether the engine would serve such a request, as far as it has said. Of one that was never read nothing is known.
+    /// Whether the engine would serve such a request, as far as it has said. Of an engine that was
+    /// never read, nothing is known.
     pub(super) fn would_serve(&self, asks: &Asks) -> bool {
         self.served != Served::Unknown
             && asks.model.is_none_or(|key| self.served.has(key))
@@ -203,8 +204,8 @@ pub enum Lack {
 pub struct Asks {
     /// The model, by the name that is sent.
     pub model: Option<ModelKey>,
-    /// The route; `None` where the path is another spelling of it than [`Route::path`]: what an engine says of the one says
-    /// nothing of the other.
+    /// The route; `None` where the path is another spelling of it than [`Route::path`]: an engine's
+    /// answer about one spelling says nothing about the other.
     pub route: Option<Route>,
     /// Estimated tokens of its longest prompt.
     pub prompt_tokens: u64,
@@ -212,7 +213,8 @@ pub struct Asks {
     pub output_tokens: u64,
     /// An engine with this context limit has refused it as too long: only one with a higher limit can serve it.
     pub longer_than: Option<u64>,
-    /// An engine has refused it because it does not have the route or the path: only one that has it can serve it.
+    /// An engine has refused it because it does not have the route or the path: only one that has
+    /// it can serve it.
     pub needs_route: bool,
 }
 
@@ -225,7 +227,8 @@ impl Asks {
         [prompt.max(self.output_tokens), prompt].into_iter().find(|length| *length <= longest).unwrap_or(longest)
     }
 
-    /// Whether a refusal of this kind may change what it wants; `None`: there was no refusal.
+    /// Whether a refusal of this kind may change the wants of the request; `None`: there was no
+    /// refusal.
     pub(super) fn concerns(&self, lack: Option<Lack>) -> bool {
         match lack {
             Some(Lack::Model(key)) => self.model == Some(key),

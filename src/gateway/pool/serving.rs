@@ -2,12 +2,14 @@
 //!
 //! What a request wants is determined when it enters, and again for each that waits when the facts of an engine change: it then goes
 //! to an engine that serves it now. If the engine was the last one to list the model, and no other engine may serve it, the
-//! request is refused at once. An engine that starts, drains or is about to be read again may serve every model.
+//! request is refused at once. An engine that starts, drains or is about to be read again may serve
+//! every model.
 //!
 //! A reading is as old as its beginning: refusals since then still count.
 //!
-//! Bounds: a reading looks at every waiter of the pools that reach the engine, once; a refusal of a model or a route only at
-//! waiters with that model or route. Dispatch follows only where room may have become usable.
+//! Bounds: a reading looks at every waiter of the pools that reach the engine, once; a refusal of a
+//! model or a route only at waiters with that model or route. Dispatch follows only where room may
+//! have become usable.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -23,10 +25,11 @@ use super::state::{AdmissionState, WaiterState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
 impl Admission {
-    /// What an engine says that it serves, by a reading that began at `begun`; a context limit that it does not say is kept.
+    /// Takes over the models that an engine says it serves, by a reading that began at `begun`. A
+    /// context limit that the engine does not say is kept.
     ///
-    /// What an engine says while it starts or drains replaces nothing: its LoRA adapters may not be loaded yet. It is read
-    /// again until it serves.
+    /// A reading while the engine starts or drains replaces nothing: its LoRA adapters may not be
+    /// loaded yet. The engine is read again until it serves.
     pub fn set_served(&self, backend: BackendId, served: Served, max_model_len: Option<u64>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
@@ -36,7 +39,8 @@ impl Admission {
         });
     }
 
-    /// The routes that an engine says it has, by a reading that began at `begun`; `None`: it does not say.
+    /// The routes that an engine says it has, by a reading that began at `begun`; `None`: it does
+    /// not say.
     pub fn set_routes(&self, backend: BackendId, routes: Option<RouteSet>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
@@ -64,8 +68,9 @@ impl Admission {
         engines.all(|engine| matches!(engine.facts.served, Served::List(_)) && !engine.facts.served.has(model))
     }
 
-    /// Whether an engine of these pools would serve a request as soon as it is there and has room, as far as engines have
-    /// said. An engine that is stopped for good, or that the request avoids, does not count.
+    /// Whether an engine of these pools would serve a request as soon as it is there and has room,
+    /// as far as engines have said. An engine that is stopped for good, or that the request avoids,
+    /// does not count.
     pub fn may_serve_later(
         &self,
         pools: impl IntoIterator<Item = PoolId>,
@@ -84,8 +89,9 @@ impl Admission {
 }
 
 impl Lease {
-    /// The engine has refused the request at `now`, for a reason that says what it does not serve: counts until it is read
-    /// again, which comes soon. The refusal of a route counts for some seconds.
+    /// The engine has refused the request at `now`, for a reason that concerns a model, a route or
+    /// a length that it does not serve. The refusal counts until the engine is read again, which is
+    /// soon. The refusal of a route counts for some seconds.
     pub fn refused_by_engine(&self, lack: Lack, now: Instant) {
         self.shared().update(|state, wakers| state.correct(self.backend(), lack, now, wakers));
     }
@@ -106,7 +112,8 @@ impl AdmissionState {
         self.facts_changed(backend, &before, Some(lack), wakers);
     }
 
-    /// The facts of an engine may have changed; `before`: as they were. `lack`: because it has refused a request.
+    /// The facts of an engine may have changed; `before`: as they were. `lack`: because it has
+    /// refused a request.
     pub(super) fn facts_changed(
         &mut self,
         backend: BackendId,
@@ -122,7 +129,8 @@ impl AdmissionState {
         for home in homes.collect::<SmallVec<[PoolId; 4]>>() {
             changed |= self.reconsider_waiters(home, &before.served, lack, wakers);
         }
-        // Where no waiter wants less than before, an engine that serves less has no room that a waiter may use now.
+        // Where no waiter wants less than before, an engine that serves less has no room that a
+        // waiter may use now.
         if !changed && matches!(lack, Some(Lack::Model(_) | Lack::Route(_))) {
             return self.shed_pinned(pool, wakers);
         }
@@ -131,8 +139,9 @@ impl AdmissionState {
         }
     }
 
-    /// Determines anew what the waiters of a pool want; after a refusal of a model or a route, those with it. `before`: what the
-    /// engine served whose facts have changed. Returns whether a waiter has left, or wants something else.
+    /// Determines the wants of the waiters of a pool anew; after a refusal of a model or a route,
+    /// only of the waiters with that model or route. `before`: the models that the engine served
+    /// before its facts changed. Returns whether a waiter has left, or wants something else.
     pub(super) fn reconsider_waiters(
         &mut self,
         home: PoolId,

@@ -21,11 +21,11 @@ use smallvec::SmallVec;
 use super::capacity::LARGE_PROMPT;
 use sluice_core::base::BackendId;
 
-/// Prompt tokens that all owners together may have before their first token on one engine: about
-/// what vLLM computes in one step.
+/// Prompt tokens that all owners together may have before their first token on one engine: about as
+/// many as vLLM computes in one step.
 const AHEAD: f64 = 8_192.0;
 
-/// What an owner may send to an engine now.
+/// The prompts that an owner may send to an engine now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allowance {
     /// Prompt tokens to compute.
@@ -38,7 +38,7 @@ impl Allowance {
     /// No bound.
     pub(super) const ALL: Self = Self { tokens: u64::MAX, large: true };
 
-    /// Whether a prompt with so many tokens to compute may go there.
+    /// Whether a prompt with this many tokens to compute may go there.
     pub(super) fn allows(self, computed: u64) -> bool {
         computed <= self.tokens && (self.large || computed < LARGE_PROMPT)
     }
@@ -88,7 +88,7 @@ impl PrefillUse {
         }
     }
 
-    /// What may go to `backend`, one of `engines`, by a share of the pool.
+    /// The prompts that may go to `backend`, one of `engines`, by a share of the pool.
     pub(super) fn allowance(&self, backend: BackendId, share: f64, engines: usize) -> Allowance {
         let here = self.0.iter().find(|on| on.backend == backend);
         let tokens = here.map_or(u64::MAX, |on| ((share * AHEAD) as u64).saturating_sub(on.tokens));

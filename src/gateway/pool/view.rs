@@ -43,7 +43,8 @@ pub struct PoolView {
     pub queue_limit: usize,
     /// It has no backend in rotation, and requests wait until it has one.
     pub holds: bool,
-    /// Owners of requests, those with waiters and most work first, at most [`OWNERS_SHOWN`]; none where it is not fair.
+    /// Owners of requests, owners with waiters and most work first, at most [`OWNERS_SHOWN`]; none
+    /// where the pool is not fair.
     pub owners: Vec<OwnerView>,
     /// Its backends, including removed ones that still have requests.
     pub backends: Vec<BackendView>,
@@ -98,7 +99,7 @@ pub struct BackendView {
     pub max_model_len: Option<u64>,
     /// What the engine serves is to be read again.
     pub facts_due: bool,
-    /// Which routes the engine has is to be read: it, or another one of the pool, has refused one.
+    /// The routes of the engine must be read: it, or another engine of the pool, has refused one.
     pub routes_due: bool,
 }
 

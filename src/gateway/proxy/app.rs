@@ -182,7 +182,7 @@ impl Gateway {
         }
     }
 
-    /// What the policy about other origins says of a request.
+    /// How the policy about other origins applies to a request.
     fn origin(&self, table: &RoutingTable, headers: &HeaderMap) -> CrossOrigin {
         match &table.config.server.cors {
             Some(policy) => CrossOrigin::of(policy, headers),
@@ -380,7 +380,8 @@ fn incoming(
     })
 }
 
-/// Whose outcome the outcome of a request is: that of its key, or without keys of the network that it came from.
+/// The origin by which the outcome of a request counts: its key, or without keys the network that
+/// it came from.
 fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
     match key {
         Some(key) => Origin::of_key(key.name()),
@@ -451,7 +452,8 @@ fn shed(reason: ShedReason) -> Rejected {
     Rejected::Refused(Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() })
 }
 
-/// Whether a request may use its connection: there are not too many. A stream of HTTP/2 was counted before.
+/// Whether a request may use its connection: there are not too many. A stream of HTTP/2 was counted
+/// before.
 fn has_place(session: &ServerSession, client: Option<IpAddr>) -> bool {
     let Some(socket) = ClientHandle::of(session) else { return true };
     let connection = socket.state.connection();

@@ -36,7 +36,8 @@ pub(super) enum BodyError {
     TooLarge,
     /// It arrives below the minimum rate.
     TooSlow,
-    /// The bodies of all requests together would exceed `max_body_memory`, or this one gave way to another client's.
+    /// The bodies of all requests together would exceed `max_body_memory`, or this one gave way to
+    /// another client's.
     NoMemory,
     /// The chunks are malformed.
     Malformed,
@@ -86,7 +87,8 @@ struct Reading<'a> {
 impl Reading<'_> {
     /// The next piece; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
-        // The counted bytes are asked only when there is nothing to read: each piece that has arrived costs nothing.
+        // The counted bytes are asked only when there is nothing to read: each piece that has
+        // arrived costs nothing.
         let read = tokio::select! {
             biased;
             read = timeout_at(self.deadline, self.session.read_request_body()) => read,

@@ -3,15 +3,18 @@
 //!
 //! | resource | size | owner | gives way | without room |
 //! |---|---|---|---|---|
-//! | connections, requests with HTTP/2 | `server.max_connections` | network | the oldest without a request | 503 to the first request, then closed; with HTTP/2 refused, safe to retry |
-//! | connections that are being refused | [`REFUSED_MAX`] | network | the oldest | the oldest is closed, and counted |
+//! | connections | `server.max_connections` | network | the oldest without a request | 503 |
+//! | refused connections | [`REFUSED_MAX`] | network | the oldest | it is closed, and counted |
 //! | TLS handshakes | [`HANDSHAKES_MAX`] | network | the oldest | the oldest is closed |
-//! | bytes of bodies | `server.max_body_memory` | key, or network | the newest that is incomplete | 503 |
+//! | bytes of bodies | `server.max_body_memory` | key, or network | the newest incomplete | 503 |
 //!
-//! Each is shared by the rule in `shares`: one owner may have all of it while it is alone, and a
-//! fair share when others want theirs. `server.max_connections_per_address` is a hard bound on top
-//! of that. Without it, one network may have requests on three quarters of the connections only: a
-//! connection with a request does not give way.
+//! A request with HTTP/2 counts as a connection. Without room, a connection gets 503 to its first
+//! request and is closed; a request with HTTP/2 is refused in a way that is safe to retry.
+//!
+//! Each resource is shared by the rule in `shares`: one owner may have all of it while it is alone,
+//! and a fair share when others want theirs. `server.max_connections_per_address` is a hard bound
+//! on top of that. Without it, one network may have requests on three quarters of the connections
+//! only: a connection with a request does not give way.
 //!
 //! The bytes of a body count from their arrival until they are freed: while the request is read,
 //! queued, sent, and may still be retried. A declared size reserves nothing, but a request that
@@ -40,10 +43,11 @@ pub(super) const REFUSED_MAX: u64 = 1_024;
 const HANDSHAKES_MAX: u64 = 2_048;
 /// Bodies up to this size may use all of the memory, larger ones all but one of [`BODY_PARTS`].
 const SMALL_BODY: u64 = 1 << 20;
-/// One of so many parts of the body memory is kept free for small bodies, and for newcomers.
+/// One of this many parts of the body memory is kept free for small bodies, and for newcomers.
 const BODY_PARTS: u64 = 8;
-/// Bodies that declare at most this size are counted in one sum without owners, as long as that is
-/// within one of [`BRIEF_PARTS`] of the memory: nearly all requests. Beyond it they have owners, too.
+/// Bodies that declare at most this size, nearly all of them, are counted in one sum without
+/// owners, as long as the sum is within one of [`BRIEF_PARTS`] parts of the memory. Beyond that sum
+/// they have owners, too.
 const BRIEF_BODY: u64 = 64 << 10;
 const BRIEF_PARTS: u64 = 16;
 
@@ -71,8 +75,8 @@ struct BriefBodies {
 }
 
 impl BriefBodies {
-    /// Counts more bytes beside `others`. Bodies that arrive at one moment may exceed the memory by
-    /// their size.
+    /// Counts more bytes next to `others`. Bodies that arrive at one moment may exceed the memory
+    /// by their size.
     fn take(&self, bytes: u64, others: u64) -> bool {
         let used = self.used.fetch_add(bytes, Relaxed);
         let fits = self.fits(used + bytes, others);

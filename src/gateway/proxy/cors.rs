@@ -53,7 +53,7 @@ enum Allow {
     No,
     /// It may; the value of `Access-Control-Allow-Origin`.
     Yes(HeaderValue),
-    /// What engines will have said of this origin by the time of the response.
+    /// The answer of engines about this origin at the time of the response.
     ByEngines(Arc<EngineOrigins>, HeaderValue),
 }
 
@@ -84,7 +84,7 @@ impl CrossOrigin {
         Self { allow: allow.into(), varies, is_of_engines: false, is_preflight: false }
     }
 
-    /// The same where the engines decide: by what they have said at the time of the response.
+    /// The same where the engines decide: by their answer at the time of the response.
     pub(super) fn of_engines(origins: &Arc<EngineOrigins>, headers: &HeaderMap) -> Self {
         let allow = origin(headers).map_or(Allow::No, |page| Allow::ByEngines(Arc::clone(origins), page.clone()));
         Self { allow, varies: false, is_of_engines: true, is_preflight: false }
@@ -98,7 +98,7 @@ impl CrossOrigin {
         }
     }
 
-    /// Takes over what engines have said so far.
+    /// Takes over the answer of engines so far.
     fn settle(&mut self) {
         if let Allow::ByEngines(origins, page) = &self.allow {
             let allow = origins.known(page);

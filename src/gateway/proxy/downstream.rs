@@ -3,7 +3,8 @@
 //! Framing is decided here: the engine's `Content-Length` is kept. Without one, an HTTP/1.1 client gets chunks, and an HTTP/1.0
 //! client gets the body until the connection closes.
 //!
-//! A client that accepts no byte for `timeouts.send` is treated as disconnected. Until then the request path keeps its bytes.
+//! A client that accepts no byte for `timeouts.send` is treated as disconnected. Until then the
+//! request path keeps its bytes.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

@@ -1,21 +1,22 @@
 //! What engines say of the origins of web pages, where `server.cors` is not set.
 //!
 //! A page that may use an engine may then use the gateway, too, as with nginx in between: vLLM up
-//! to 0.30 allows every origin, later ones those of `--allowed-origins`. Its own answers (errors,
-//! `/v1/models`) need the same policy, so the gateway asks an engine in rotation with a preflight
-//! of its own, and applies the answer to all responses.
+//! to 0.30 allows every origin, later versions allow the origins of `--allowed-origins`. Its own
+//! answers (errors, `/v1/models`) need the same policy, so the gateway asks an engine in rotation
+//! with a preflight of its own, and applies the answer to all responses.
 //!
-//! An answer is used at once, however old. One older than [`FRESH`] is asked for again, in a task
-//! of its own. A request waits only where nothing is known and its response would come before the
-//! answer: a preflight, and a response of the gateway itself. Engines are asked for requests whose
-//! key was accepted, and for preflights, which have no key. Where no engine answers, none is asked
-//! again for [`FAILED_FOR`].
+//! An answer is used at once, however old. One older than [`FRESH`] is asked for again, in a
+//! separate task. A request waits only where nothing is known and its response would come before
+//! the answer: a preflight, and a response of the gateway itself. Engines are asked for requests
+//! whose key was accepted, and for preflights, which have no key. Where no engine answers, none is
+//! asked again for [`FAILED_FOR`].
 //!
-//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`] are kept. Where there are more,
-//! those leave first that no request with an accepted key has used, of these the ones that the
-//! engine does not allow, and of these the oldest: origins that anyone makes up replace none that
-//! is in use. An engine that allows every origin has one answer for all. [`ASKS_MAX`] origins are
-//! asked about at once, [`ASKS_OF_ANYONE_MAX`] of them without a key, and each once at a time.
+//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`] are kept. Where there are more, the
+//! first to leave are origins that no request with an accepted key has used; of these, the ones
+//! that the engine does not allow; and of these, the oldest. So origins that a client makes up
+//! replace none that is in use. An engine that allows every origin has one answer for all.
+//! [`ASKS_MAX`] origins are asked about at once, [`ASKS_OF_ANYONE_MAX`] of them without a key, and
+//! each once at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -52,7 +53,8 @@ const ASK_TIME: Duration = Duration::from_secs(2);
 /// Engines that are asked, one after the other, until one answers.
 const ENGINES_MAX: usize = 4;
 
-/// What an engine says: the value of `Access-Control-Allow-Origin`, or `None` where it does not allow the origin.
+/// The answer of an engine: the value of `Access-Control-Allow-Origin`, or `None` where it does not
+/// allow the origin.
 type Allow = Option<HeaderValue>;
 
 /// For whom an engine is asked.
@@ -112,7 +114,7 @@ impl Table {
         is_due && self.asking.insert(origin.as_bytes().into())
     }
 
-    /// A question is over. `said`: what an engine said; `None`: none answered.
+    /// A question is over. `said`: the answer of an engine; `None`: no engine answered.
     fn note(&mut self, origin: &HeaderValue, said: Option<Allow>, now: Instant) {
         let Some(allow) = said else {
             self.failed_at = Some(now);
@@ -162,12 +164,12 @@ impl Drop for Question {
 }
 
 impl EngineOrigins {
-    /// What an engine said of an origin, however long ago; `None` also where it is not known.
+    /// The answer of an engine about an origin, however old; `None` also where no answer is known.
     pub(super) fn known(&self, origin: &HeaderValue) -> Allow {
         self.table.lock().answer(origin)?.allow.clone()
     }
 
-    /// Asks an engine about an origin in a task of its own, unless a fresh answer is known.
+    /// Asks an engine about an origin in a separate task, unless a fresh answer is known.
     pub(super) fn refresh<U, R>(self: &Arc<Self>, flow: &Arc<Flow<U, R>>, origin: &HeaderValue, asker: Asker)
     where
         U: Upstream + 'static,

@@ -57,8 +57,8 @@ impl HeadTimes {
 /// Why there is no request to serve.
 #[derive(Debug)]
 pub(super) enum NoHead {
-    /// The client closed the connection or was idle for too long, others need its place, or the gateway is shutting
-    /// down.
+    /// The client closed the connection or was idle for too long, others need its place, or the
+    /// gateway is shutting down.
     Closed,
     /// The request is refused.
     Refused(Refusal),

@@ -10,7 +10,8 @@
 //!
 //! Bounds: `clients.rs` limits the number of connections. Connections over the limit are accepted, get 503 and are closed,
 //! because without a response a client cannot tell a busy gateway from a dead one. When the process is out of file
-//! descriptors, a connection without a request is closed, and accepting pauses for [`ACCEPT_PAUSE`].
+//! descriptors, a connection without a request is closed, and accepting pauses for
+//! [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -224,8 +225,8 @@ struct Opened {
     pauses: Pauses,
 }
 
-/// Finds out who the client is, and the protocol that it speaks. `None`: the connection ended, took too long, or has to be
-/// closed for others.
+/// Finds out who the client is, and the protocol that it speaks. `None`: the connection ended, took
+/// too long, or must be closed for others.
 async fn open(mut connection: TcpStream, mut counted: CountedConnection, config: &Config) -> Option<Opened> {
     let server = &config.server;
     let times = |counted: &CountedConnection| {

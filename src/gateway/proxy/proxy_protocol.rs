@@ -11,8 +11,8 @@
 //! | version 1, `TCP4` or `TCP6` | its source address |
 //! | version 1, `UNKNOWN` | the peer |
 //!
-//! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of any client else that
-//! begins with one is refused, and is served as usual otherwise.
+//! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of any other client
+//! that begins with a header is refused; without one it is served as usual.
 //!
 //! Bounds: [`V2_MAX`] bytes, of which the fields after the addresses are not kept; 107 bytes in
 //! version 1. A header must arrive within `server.header_timeout`.
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// What is read from these bytes, and how many are left.
+    /// The result of a read from these bytes, and how many are left.
     async fn read_from(bytes: &[u8]) -> (Result<Option<String>, io::ErrorKind>, usize) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -206,7 +206,8 @@ impl ClientSocket {
     /// The socket of a connection.
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
-        // The address that a PROXY header has named; no one needs the port. It cannot be set already.
+        // The address that a PROXY header has named; no one needs the port. It cannot be set
+        // already.
         let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
         let socket = Arc::new(socket);
         Self {
@@ -229,7 +230,8 @@ impl ClientSocket {
         flood
     }
 
-    /// With HTTP/2: records whether the client accepted bytes. Error: it has accepted none for `timeouts.send`.
+    /// With HTTP/2: records whether the client accepted bytes. Error: it has accepted none for
+    /// `timeouts.send`.
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
         let Some(watch) = &mut self.frames else { return Ok(()) };
         if some {

@@ -5,9 +5,10 @@
 //! passed on to the reader.
 //!
 //! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the first byte may take as long
-//! as a connection may be idle. A handshake takes a place that `clients.rs` counts. When there are too many, the oldest ends: of
-//! the address with the most, or of all. So clients that stop inside a handshake keep out no one, and clients that send
-//! nothing hold no place at all.
+//! as a connection may be idle. A handshake takes a place that `clients.rs` counts. When there are
+//! too many, the oldest handshake ends: of the address with the most, or of all. So clients that
+//! stop inside a handshake keep out no other client, and clients that send nothing hold no place at
+//! all.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};

@@ -3,7 +3,7 @@
 //! | source | believed from |
 //! |---|---|
 //! | the peer address of the connection | every client |
-//! | a PROXY header (`proxy_protocol.rs`) | `server.trusted_proxies`, with `server.proxy_protocol` |
+//! | PROXY header (`proxy_protocol.rs`) | `server.trusted_proxies`, with `server.proxy_protocol` |
 //! | `X-Forwarded-For` | `server.trusted_proxies` |
 //!
 //! Each proxy appends the address from which it got the request. So the last address that is not a

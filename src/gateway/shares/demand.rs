@@ -14,7 +14,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// A demand for so many units without further conditions.
+    /// A demand for this many units without further conditions.
     pub const fn of(units: u64) -> Self {
         Self { units, spare: 0, most: u64::MAX }
     }

@@ -81,7 +81,7 @@ struct Owner<O> {
     list: Ends,
 }
 
-/// The holdings of one resource. `T`: what is returned when a holding gives way.
+/// The holdings of one resource. `T`: the value that is returned when a holding gives way.
 #[derive(Debug)]
 pub struct Ledger<O, T> {
     gives_way: GivesWay,
@@ -429,7 +429,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.all.remove::<ALL, _>(&mut self.entries, id);
     }
 
-    /// Puts an owner in its place among those with a holding that may give way.
+    /// Puts an owner in its place among the owners with a holding that may give way.
     fn rank(&mut self, owner: u32) {
         let Owner { units, list, .. } = &self.owners[owner as usize];
         self.largest.set(owner, list.first().map(|_| *units));

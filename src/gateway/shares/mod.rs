@@ -1,5 +1,5 @@
-//! Bounded resources that several clients share: body memory, connections, handshakes, stored
-//! responses.
+//! Bounded resources that several clients share: body memory, the memory of responses that wait for
+//! slow clients, connections, handshakes, stored responses.
 //!
 //! One owner may have all of a resource while it is alone, and a fair share when others want
 //! theirs. The rule stands in [`ledger`]. This file adds the lock, and wakes the task whose holding
@@ -26,6 +26,8 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
+use crate::origin::Origin;
+
 pub use demand::Demand;
 pub use ledger::GivesWay;
 use ledger::{HoldingId, Ledger};
@@ -38,12 +40,14 @@ pub enum Owner {
     /// The client's address; with IPv6 its /64 network, because one host can use all addresses of
     /// it.
     Network(IpAddr),
+    /// The origin of a request, where only that is known.
+    Origin(Origin),
     /// A trusted proxy, for connections on which no client is named yet.
     Proxy(IpAddr),
 }
 
 impl Owner {
-    /// The owner of what a client without a key holds.
+    /// The owner of the holdings of a client without a key.
     pub fn network(address: IpAddr) -> Self {
         Self::Network(network(address))
     }
@@ -145,8 +149,8 @@ impl Shares {
     }
 }
 
-/// Wakes tasks whose holdings gave way; without the lock, because a task that ends returns what it
-/// holds.
+/// Wakes tasks whose holdings gave way; without the lock, because a task that ends returns its
+/// holding.
 fn wake(gave_way: impl IntoIterator<Item = Option<Waker>>) {
     gave_way.into_iter().flatten().for_each(Waker::wake);
 }

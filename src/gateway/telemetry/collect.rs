@@ -154,7 +154,8 @@ impl Telemetry {
         series::register(&self.registry, Clients::new(view));
     }
 
-    /// Shows what keys have of fair pools, which `view` reads, on the metrics page. Called once.
+    /// Shows the engine time and the waiting requests of keys in fair pools, which `view` reads, on
+    /// the metrics page. Called once.
     pub fn show_key_work(&self, view: impl Fn() -> Vec<KeyWork> + Send + Sync + 'static) {
         series::register(&self.registry, KeysWork::new(view));
     }
@@ -179,7 +180,8 @@ impl Telemetry {
         series::register(&self.registry, Cluster::new(view));
     }
 
-    /// Shows what API keys have used of their limits on tokens, which `view` reads, on the metrics page. Called once.
+    /// Shows the tokens that API keys have used of their limits, which `view` reads, on the metrics
+    /// page. Called once.
     pub fn show_keys(&self, view: impl Fn() -> Vec<KeyTokens> + Send + Sync + 'static) {
         series::register(&self.registry, Keys::new(view));
     }

@@ -1,4 +1,5 @@
-//! Metrics of what API keys have of fair pools, read at scrape time.
+//! Metrics of the engine time and the waiting requests of API keys in fair pools, read at scrape
+//! time.
 //!
 //! Read at scrape time, so that a request costs nothing. Bounds: the keys of the configuration.
 

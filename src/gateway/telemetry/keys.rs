@@ -1,6 +1,8 @@
-//! Metrics of what API keys have used of their limits on tokens, read at scrape time from what the composition passes in.
+//! Metrics of the tokens that API keys have used of their limits, read at scrape time from the view
+//! that the composition passes in.
 //!
-//! Keys without such a limit have none. Bounds: [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys, those nearest to a limit.
+//! Keys without such a limit have none. Bounds: [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys,
+//! the ones nearest to a limit.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Metric, MetricFamily, MetricType};

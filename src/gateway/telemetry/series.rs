@@ -93,7 +93,7 @@ pub(super) struct Series {
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
     history: Arc<PairHistory>,
-    /// Those of short and long requests, with the class that they were looked up by.
+    /// The histories of short and long requests, with the class by which they were looked up.
     by_length: [parking_lot::Mutex<Option<KnownHistory>>; 2],
     labels: SeriesLabels,
     requests: [OnceLock<IntCounter>; ROUTES * OUTCOMES],

@@ -1,8 +1,10 @@
-//! Checks of configurations whose programs are slow, whose files are denied, or whose engines another gateway starts.
+//! Checks of configurations whose programs are slow, whose files are denied, or whose engines
+//! another gateway starts.
 
 use super::*;
 
-/// The configuration of a folder, with these engines: the program and the port of each.
+/// A configuration with its state in `folder`, and with these engines: the program and the port of
+/// each engine.
 fn loaded(folder: &Path, engines: &[(&str, u16)], more: &str) -> Loaded {
     let backend = |(at, (program, port)): (usize, &(&str, u16))| {
         format!(

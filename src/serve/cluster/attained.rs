@@ -1,8 +1,8 @@
-//! What owners of requests have had at all gateways: fair queues count the work of all.
+//! Work that owners of requests have had at all gateways: fair queues count the work of all.
 //!
-//! Each gateway writes sums of its own (`sluice_cluster::attained`); here their growth is added to
-//! the owners of this gateway. What a sum was when it was first seen is left out. A sum that fell
-//! began anew. Bounds: the sums of a ledger.
+//! Each gateway writes its own sums (`sluice_cluster::attained`). This module adds the growth of
+//! the sums to the owners of this gateway. It leaves out the value that a sum had when this gateway
+//! first saw the sum. A sum that fell has started anew. Bounds: the sums of a ledger.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use sluice_cluster::{Attained, Ledger};
 
 use crate::pool::Admission;
 
-/// The sums of other gateways as they were counted last: by gateway, pool and owner.
+/// The sums of other gateways as of the last count, by gateway, pool and owner.
 #[derive(Debug, Default)]
 pub(super) struct OthersAttained(BTreeMap<(String, String, u64), u64>);
 
 impl OthersAttained {
-    /// This was read from the store by the gateway of that id.
+    /// Counts a ledger that the gateway with the id `own` has read from the store.
     pub(super) fn see(&mut self, ledger: &Ledger, own: &str, admission: &Admission) {
         let before = std::mem::take(&mut self.0);
         for (id, entry) in ledger.gateways.iter().filter(|(id, _)| *id != own && is_gateway(id)) {
@@ -34,7 +34,7 @@ impl OthersAttained {
     }
 }
 
-/// What owners have had at this gateway.
+/// Work that owners have had at this gateway.
 pub(super) fn own(admission: &Admission) -> Attained {
     let ms = |(owner, seconds): (u64, f64)| (owner, (seconds * 1e3) as u64);
     let pools = admission.attained().into_iter();

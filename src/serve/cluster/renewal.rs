@@ -133,7 +133,7 @@ pub(super) struct State {
     planned: Option<Instant>,
     asked: Option<Instant>,
     asking: Option<JoinHandle<Pages>>,
-    /// What owners of requests have had at other gateways.
+    /// Work that owners of requests have had at other gateways.
     others: OthersAttained,
     /// Backends of which others may have left something running.
     unexplained: BTreeSet<String>,

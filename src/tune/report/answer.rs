@@ -48,7 +48,7 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
 }
 
 /// The setting to use: the winner, or the defaults where it is not certainly better than them;
-/// `None` without a winner. Defaults for which no rate could be certified are not kept.
+/// `None` without a winner. The advice never keeps defaults for which no rate could be certified.
 pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     let winner = report.winner.as_ref()?;
     let keep = match (&report.comparison, &report.default) {
@@ -61,7 +61,7 @@ pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     Some(if keep { Setting::new() } else { winner.setting.clone() })
 }
 
-/// Whether a rate was certified for the winner and none for the defaults.
+/// Whether a rate was certified for the winner and no rate for the defaults.
 fn is_alone_certified(report: &Report, goal: &Goal) -> bool {
     let has_rate = |trial: &Option<Trial>| {
         let outcome = trial.as_ref().map(|trial| &trial.outcome);

@@ -92,7 +92,7 @@ fn defaults_without_a_certified_rate_are_not_kept() {
     assert!(!lines.concat().contains("keep them"), "{lines:?}");
     let winner = report.winner.clone().unwrap();
     assert_eq!(answer::advised(&report, &goal), Some(winner.setting));
-    // Without a proof for either, the defaults may be as good.
+    // Without a certified rate for either setting, the defaults may be as good.
     report.winner.iter_mut().for_each(uncertified);
     assert_eq!(answer::advised(&report, &goal), Some(Setting::new()));
 }

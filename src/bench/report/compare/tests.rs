@@ -176,7 +176,7 @@ fn class(name: &str) -> ClassConfig {
     ClassConfig { name: name.to_owned(), ..ClassConfig::default() }
 }
 
-/// Alternately short and long prompts, of these lengths.
+/// A result with alternately short and long prompts, of these lengths.
 fn mixed_lengths(seed: u64, short: u64, long: u64) -> RunResult {
     let mut run = run(seed, 2000, 1.0);
     run.config.classes = vec![class("short"), class("long")];
@@ -215,7 +215,7 @@ fn requests_that_fail_are_judged_and_are_no_other_load() {
         assert_eq!(comparison.loads, Vec::<String>::new());
         let failed = comparison.rows.iter().find(|row| row.name == "long: failed").unwrap();
         assert_eq!(failed.verdict, Verdict::Worse);
-        // Without classes, too: the lengths of requests that failed are known.
+        // The lengths of failed requests are known without classes, too.
         let plain = |run: &RunResult| RunResult { config: RunConfig::default(), ..run.clone() };
         let comparison = compared(&plain(&a), &plain(&b));
         assert_eq!((comparison.loads.len(), comparison.rows[0].verdict), (0, Verdict::Worse));

@@ -155,7 +155,8 @@ proptest! {
             members.into_iter().map(|(name, value)| (names[name].to_owned(), value)).collect();
         let map = Value::from(map);
         let text = if pretty { serde_json::to_string_pretty(&map).unwrap() } else { map.to_string() };
-        // Of long texts and arrays, parts have the beginning: bytes of output may be fewer.
+        // Condensing keeps only the beginning of long texts and arrays, so there may be fewer bytes
+        // of output.
         let without_text = |summary: ResponseSummary| ResponseSummary { text: 0, ..summary };
         let singles: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
         let whole = without_text(response::read(text.as_bytes()));

@@ -1,15 +1,15 @@
-//! The mark by which the processes of an engine are known: a value in the environment that they
-//! inherit.
+//! The mark that identifies the processes of an engine: a value in the environment that the
+//! processes inherit.
 //!
-//! `FOLDER#BACKEND#TOKEN.START`: the folder of the state, the backend, a digest of both by the
-//! random key of the folder, and the time of the start. Only the gateway's user can read the key
-//! and the environment of its engines, so no other process has the token: not one that a forged
-//! journal names, and not one that got the id of an engine. A process counts only if the user of
-//! the gateway owns it, too ([`carries`]).
+//! `FOLDER#BACKEND#TOKEN.START`: the state folder, the backend, a digest of both by the random key
+//! of the folder, and the time of the start. Only the gateway's user can read the key and the
+//! environment of its engines. So no other process has the token: neither a process that a forged
+//! journal names, nor a process that got the id of an engine. A process counts only if the
+//! gateway's user owns it, too ([`carries`]).
 //!
-//! A mark of an earlier version has no token. An engine with one is taken over by the journal that
-//! describes it, as long as it has exactly the mark, the process id and the start time that the
-//! journal says; it is never found otherwise.
+//! A mark of an earlier version has no token. The gateway takes over an engine with such a mark by
+//! the journal that describes it, if the mark, the process id and the start time are exactly as in
+//! the journal. It never finds such an engine otherwise.
 
 use std::collections::HashSet;
 use std::io;
@@ -33,7 +33,8 @@ pub(super) struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// What its processes have in common. `known`: those that were found to belong to it earlier.
+    /// The features that the processes of the engine share. `known`: processes that were found to
+    /// belong to the engine earlier.
     pub(super) fn membership<'a>(&'a self, known: &'a HashSet<ProcessId>) -> Membership<'a> {
         Membership { leader: self.leader, started: self.started, mark: &self.mark, known }
     }
@@ -47,14 +48,14 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Those of a backend of the gateway with this state `folder`.
+    /// The marks of a backend of the gateway with this state `folder`.
     pub(super) fn new(folder: &Path, name: &str) -> Self {
-        // The mark contains the folder; it must be the same however the folder was written.
+        // The mark contains the folder, and must not depend on the spelling of the folder.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self { folder, name: name.to_owned() }
     }
 
-    /// What all marks of the backend begin with, also those of earlier versions.
+    /// The beginning of all marks of the backend, also of marks of earlier versions.
     fn prefix(&self) -> String {
         format!("{}#{}#", self.folder.display(), self.name)
     }
@@ -63,7 +64,7 @@ impl Marks {
         state_folder::digest(key, format!("engine {}", self.prefix()).as_bytes())
     }
 
-    /// A mark for an engine that is about to start. The key is created where there is none.
+    /// Makes a mark for an engine that is about to start. Creates the key if there is none.
     ///
     /// # Errors
     /// The key cannot be read or written.
@@ -81,8 +82,8 @@ impl Marks {
         rest.is_some_and(|rest| rest.starts_with('.'))
     }
 
-    /// Whether the journal may describe an engine by this mark: one with the token, or one of an
-    /// earlier version.
+    /// Whether the journal may describe an engine by this mark: a mark with the token, or a mark of
+    /// an earlier version.
     pub(super) fn may_be_recorded(&self, mark: &str) -> bool {
         let is_earlier = || {
             let rest = mark.strip_prefix(&self.prefix());
@@ -91,7 +92,7 @@ impl Marks {
         self.has_token(mark) || is_earlier()
     }
 
-    /// The processes of the own user that carry a mark with the token, with it.
+    /// The processes of the own user that carry a mark with the token, each with its mark.
     pub(super) fn find(&self) -> impl Iterator<Item = (ProcessEntry, String)> {
         let own = own_user();
         let marked = move |entry: ProcessEntry| {
@@ -102,7 +103,7 @@ impl Marks {
     }
 
     /// Whether a process of the own user carries a mark of the backend, perhaps of an earlier
-    /// version. For decisions that touch no process.
+    /// version. Only for decisions that touch no process.
     pub(super) fn is_carried(&self) -> bool {
         let (own, prefix) = (own_user(), self.prefix());
         let marked = |entry: &ProcessEntry| {
@@ -115,8 +116,9 @@ impl Marks {
 }
 
 /// Whether the processes that an identity describes are an engine of this user: one of them carries
-/// its mark, and is not older. The leader may have changed its user since its start, where the
-/// gateway is root's. Otherwise a process of another user does not count, whatever it carries.
+/// the engine's mark, and is not older than the engine. If the gateway is root's, the leader may
+/// have changed its user since its start. Otherwise a process of another user does not count,
+/// whatever mark it carries.
 ///
 /// The session and the group of the gateway itself are never an engine.
 pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> bool {
@@ -140,10 +142,10 @@ pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> boo
     let carriers: Vec<&ProcessEntry> = table.iter().filter(marked).collect();
     let leads = |entry: &&ProcessEntry| [entry.pid, entry.group, entry.session].contains(&identity.leader);
     match table.iter().find(|entry| entry.pid == identity.leader && entry.is_alive()) {
-        // A leader that lost its environment is known by what it leads.
+        // A leader that lost its environment is identified by the processes that it leads.
         Some(leader) if is_leader(leader) => carriers.iter().any(leads),
-        // The leader is gone, or another process has its id: what carries the mark is left of the
-        // engine.
+        // The leader is gone, or another process has its id: the processes with the mark are the
+        // rest of the engine.
         Some(_) | None => !carriers.is_empty(),
     }
 }
@@ -165,7 +167,7 @@ mod tests {
         for forged in ["", "x", "#p/a#", &format!("{}#p/a#{}.1", one.path().display(), "0".repeat(16))] {
             assert!(!marks.may_be_recorded(forged), "{forged}");
         }
-        // Another key, as in a copy that was made without it.
+        // Another key, as in a copy of the folder without its key.
         std::fs::write(one.path().join("key"), [7; 32]).unwrap();
         assert!(!marks.may_be_recorded(&mark));
     }

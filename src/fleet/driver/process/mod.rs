@@ -1,9 +1,9 @@
 //! The driver that runs an engine as a child process of the gateway.
 //!
 //! An engine gets a session and a process group of its own, writes its own log file, and carries a mark in its environment.
-//! It outlives the gateway on purpose: after a crash of the gateway, the next one finds it by its
-//! identity and its mark. Without the mark no process is taken over or ended, whatever the journal
-//! says (`mark.rs`).
+//! The engine outlives the gateway on purpose: after a crash of the gateway, the next gateway finds
+//! the engine by its identity and its mark. Without the mark the gateway takes over or ends no
+//! process, regardless of the journal (`mark.rs`).
 //!
 //! The gateway declares itself the reaper of orphans, so that an engine process whose parent was killed becomes a child of
 //! the gateway and can be waited for.

@@ -57,7 +57,7 @@ impl Drop for Monitor {
 }
 
 impl Monitor {
-    /// Starts an engine that gets this mark.
+    /// Starts an engine with this mark.
     pub(super) fn start(
         plan: &LaunchPlan,
         mark: String,
@@ -79,8 +79,8 @@ impl Monitor {
         Ok(Self::watch(identity, true, log, devices, baseline))
     }
 
-    /// Takes control of what is left of an engine that an earlier gateway started; `None` when no
-    /// process is left, or none that carries its mark.
+    /// Takes control of the remaining processes of an engine that an earlier gateway started;
+    /// `None` if no process remains, or no process that carries the engine's mark.
     pub(super) fn adopt(
         identity: ProcessIdentity,
         log: &Arc<EngineLog>,

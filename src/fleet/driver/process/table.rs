@@ -4,7 +4,8 @@
 //! unrelated `vllm serve` must survive whatever the gateway does, and vLLM's own children rename themselves. A process
 //! belongs to an engine when one of these holds:
 //! - it is in the session or the process group of the engine's leader;
-//! - the environment it was started with carries the engine's [`MARK`], and it is of the gateway's user;
+//! - the environment with which the process was started carries the engine's [`MARK`], and the
+//!   process belongs to the gateway's user;
 //! - its parent belongs, directly or through other processes;
 //! - it was found to belong earlier, and is still the same process (same id and same start time).
 //!
@@ -112,7 +113,7 @@ pub(crate) fn mark_of(pid: i32) -> Option<String> {
     Some(environment.get(OsStr::new(MARK))?.to_string_lossy().into_owned())
 }
 
-/// The user that a process acts as; `None` when it is gone.
+/// The user that a process acts as; `None` if the process is gone.
 pub(crate) fn user_of(pid: i32) -> Option<u32> {
     Process::new(pid).ok()?.uid().ok()
 }
@@ -133,8 +134,8 @@ pub(crate) struct Membership<'a> {
 /// The processes of an engine in `table`, including ended ones. Never this process itself.
 ///
 /// The system does not reuse the id of a session or group that still has processes. So the session
-/// counts while the leader or a process that is known otherwise is in it: without one, all had
-/// ended before, and the id may be that of another session.
+/// counts while it contains the leader or another known process of the engine. Without either, all
+/// processes had ended before, and the id may belong to another session.
 pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
     let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();
@@ -308,8 +309,8 @@ mod tests {
 
     #[test]
     fn a_session_in_which_no_process_is_known_any_more_does_not_count() {
-        // The engine has ended. A process with its leader's id has begun a session and ended: its
-        // children are others.
+        // The engine has ended. A process with the id of its leader has begun a session and ended,
+        // so the children in that session are foreign.
         let foreign = entry(9_000_002, 1, 9_000_001, 60);
         assert!(found(std::slice::from_ref(&foreign), &[]).is_empty());
         assert_eq!(found(&[foreign, entry(9_000_003, 1, 9_000_001, 55)], &[(9_000_003, 55)]), [9_000_002, 9_000_003]);

@@ -301,7 +301,7 @@ impl Foreign {
         i32::try_from(self.0.id()).unwrap()
     }
 
-    /// As a journal would describe it.
+    /// The identity as a journal would describe this process.
     async fn identity(&self, mark: &str) -> EngineIdentity {
         let started =
             until("it runs", || ProcessEntry::read(self.pid()).filter(|row| row.name == "sleep")).await.started;
@@ -329,13 +329,13 @@ async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_
         panic!()
     };
     let second = Rig::driver(&rig.folder);
-    // Everything about it is true but that it is an engine. The mark is even one of an engine that
-    // runs.
+    // The identity is true in all points, but the process is no engine. Even the mark belongs to an
+    // engine that runs.
     let plain = Foreign::start(None);
     for forged in [&mark, "", "x", &format!("{}/state#short/gpu0#1", rig.folder.path().display())] {
         assert!(!second.adopt(&plain.identity(forged).await).await.unwrap(), "{forged}");
     }
-    // It carries a mark that looks like one, without the token of the folder.
+    // The process carries a mark of the right form, without the token of the folder.
     let guessed = format!("{}/state#short/gpu0#{}.1", rig.folder.path().display(), "0".repeat(16));
     let marked = Foreign::start(Some(&guessed));
     assert!(!second.adopt(&marked.identity(&guessed).await).await.unwrap());
@@ -361,7 +361,7 @@ async fn an_engine_of_an_earlier_version_is_taken_over_by_the_journal_that_descr
 #[tokio::test]
 async fn a_process_of_another_user_is_not_adopted_whatever_it_carries() {
     if sluice_gateway::owner::own_user() != 0 {
-        // Only root can start one.
+        // Only root can start a process of another user.
         return;
     }
     let rig = Rig::new(&format!("trap 'exit 0' TERM\n{SERVE}"));

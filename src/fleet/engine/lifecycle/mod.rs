@@ -117,7 +117,7 @@ pub(crate) struct Lifecycle<S> {
     restarts: Vec<u64>,
     /// Unplanned restarts in a row.
     attempts: u32,
-    /// The configuration at a start brought the settings that run, and not the last change.
+    /// The running settings come from the configuration at a start, and not from the last change.
     #[serde(default)]
     reconfigured: bool,
     /// The engine that runs was taken over from an earlier gateway: it is warm.
@@ -397,8 +397,9 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         (self.step, self.then, self.adopted) = (Step::Stop, then, false);
     }
 
-    /// Settings that served, but not for the settling time, are not in force any more: the change that brought them is rolled
-    /// back. Where the configuration brought them at a start, no change is.
+    /// Settings that served, but for less than the settling time, are no longer in force: the
+    /// change that brought the settings is rolled back. If the configuration brought them at a
+    /// start, no change is rolled back.
     fn take_back(&mut self, asked: S, why: String) {
         let is_change = !self.reconfigured;
         let ended = self.ended.as_mut().filter(|ended| is_change && ended.outcome == Outcome::Done);

@@ -1,4 +1,5 @@
-//! `server.trusted_proxies` and `server.proxy_protocol`: how they are read, and what is refused.
+//! `server.trusted_proxies` and `server.proxy_protocol`: how values are read, and which are
+//! refused.
 
 use super::problems::one_in;
 use super::{TWO_POOLS, read, read_with};

@@ -1,7 +1,8 @@
 //! The parts of a request that depend on the attempt: its id and its priority.
 //!
 //! Both are set when the backend is known and before the request is sent. An attempt on another
-//! backend begins with what the one before has set, so each part is set or removed every time.
+//! backend begins with the values that the attempt before has set, so each part is set or removed
+//! every time.
 
 use http::header::HeaderValue;
 
@@ -11,10 +12,10 @@ use crate::flow::respond::REQUEST_ID;
 use crate::pool::Lease;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Makes the request that of this attempt on the leased backend.
+    /// Sets the parts of the request that belong to this attempt on the leased backend.
     ///
-    /// Each attempt has an id of its own. The engine may still be working on an earlier attempt
-    /// whose connection broke, and vLLM identifies requests by this id. Before 0.14 it mixed up two
+    /// Each attempt has its own id. The engine may still be working on an earlier attempt whose
+    /// connection broke, and vLLM identifies requests by this id. Before 0.14 it mixed up two
     /// running requests with the same id. It still does where ids are not randomized, are passed to
     /// KV connectors, or are aborted from outside.
     pub(super) fn address_to(&mut self, lease: &Lease) {

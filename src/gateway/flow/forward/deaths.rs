@@ -18,7 +18,8 @@ use sluice_core::openai::Refusal;
 const DEATHS_MAX: u32 = 2;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Refuses a body that engines died of. A suspect is delivered only in its turn, and never copied.
+    /// Refuses a body that engines died of. A suspect is delivered only in its turn, and never
+    /// copied.
     pub(super) fn check_body<R: Recorder>(&mut self, record: &mut RecordGuard<'_, R>) -> Result<(), Refusal> {
         let checked = self.backends.suspects.check(self.body, Instant::now());
         let refused = |left: Duration| Refusal::SuspectedCrash { seconds: respond::whole_seconds(left) };
@@ -45,7 +46,7 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// Notes what the end of an attempt says about the body: the engine died, or the body was served whole.
+    /// Notes for the body how an attempt ended: the engine died, or the body was served whole.
     pub(super) async fn note_end<X, R: Recorder>(
         &mut self,
         result: &AttemptResult<X>,

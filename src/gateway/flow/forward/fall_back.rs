@@ -1,4 +1,5 @@
-//! A request in the arm of an experiment that the arm cannot serve: it is served as if there were no experiment.
+//! A request in the arm of an experiment that the arm cannot serve: it is served as if there were
+//! no experiment.
 //!
 //! It keeps its place in time and its attempts, with one more for the arm that could not serve it.
 

@@ -1,8 +1,8 @@
 //! A request that moves on because an engine does not serve it, and one that no engine serves.
 //!
 //! Engines of one pool may serve different models, routes and lengths, and the lists of what they
-//! serve may be out of date. Such an answer is no fault, and costs no attempt. A refusal counts only
-//! if its whole body was read, and not where one engine alone can serve the request.
+//! serve may be out of date. Such an answer is no fault, and costs no attempt. A refusal counts
+//! only if its whole body was read, and not where one engine alone can serve the request.
 //!
 //! Bounds: a request moves on at most [`MOVES_MAX`] times, also where no list has its model: while
 //! engines are renamed one by one, only one of them may have it. The refusal after that ends it,
@@ -27,7 +27,8 @@ use sluice_core::openai::Refusal;
 const MOVES_MAX: u32 = 8;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Reads the body of a refusal after which another engine may serve the request. Returns whether all of it was read.
+    /// Reads the body of a refusal after which another engine may serve the request. Returns
+    /// whether all of it was read.
     ///
     /// # Errors
     /// When the client left or the backend was found hung. The pump meets any other error again.
@@ -47,8 +48,8 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// Whether this status says that the engine of the arm does not know the model: that of the arm, or an
-    /// adapter that only others have loaded.
+    /// Whether this status says that the engine of the arm does not know the model: the model of
+    /// the arm, or an adapter that only other engines have loaded.
     pub(super) fn lacks_model(&self, status: StatusCode) -> bool {
         status == StatusCode::NOT_FOUND && self.prepared.arm.is_some()
     }
@@ -79,8 +80,9 @@ impl<U: Upstream> Attempts<'_, U> {
         std::iter::once(self.placed.home().id).chain(self.placed.placement.spill.iter().copied())
     }
 
-    /// The refusal of a request that one engine does not serve and no other takes now, where another one would serve it
-    /// later: it is ejected, starts, or has no room. To the client the answer of the first engine would be final.
+    /// The refusal of a request that one engine does not serve and no other takes now, where
+    /// another engine would serve it later: that engine is ejected, starts, or has no room. To the
+    /// client the answer of the first engine would be final.
     pub(super) fn shed_until_later<R: Recorder>(
         &self,
         refused: Option<Refused>,

@@ -76,7 +76,8 @@ fn debt_is_paid_off_at_the_pace_and_is_bounded() {
     budget.take(6_000, limits, now).unwrap();
 }
 
-/// Whatever is charged, corrected and paid in whatever order: the key is ahead by what it has used, less what its pace has paid.
+/// Whatever is charged, corrected and paid, and in whatever order: the key is ahead by the tokens
+/// that it has used, less the tokens that its pace has paid.
 #[test]
 fn no_token_is_used_that_is_not_charged() {
     let mut rng = Rng::new(9);

@@ -1,4 +1,4 @@
-//! Keys, and their limits on what runs at once.
+//! Keys, and their limits on requests, sequences and tokens at once.
 
 use super::*;
 use crate::config::{self, KeyDigest, ModelScope};
@@ -155,7 +155,8 @@ fn per_minute(tokens: u64) -> ApiKey {
 /// An estimate that others have taught to be short.
 const SHORT: Need = Need { slots: 1, prompt_tokens: 10, output_tokens: 5 };
 
-/// Sends 100 requests at once, seven times, each with so many output tokens; streams show them as they come.
+/// Sends 100 requests at once, seven times, each with `output` output tokens; streams show them as
+/// they come.
 fn used_by_bursts(key: &ApiKey, output: u64, stream: bool, mut now: Instant) -> u64 {
     let mut used = 0;
     for _ in 0..7 {
@@ -183,7 +184,7 @@ fn used_by_bursts(key: &ApiKey, output: u64, stream: bool, mut now: Instant) -> 
 fn many_requests_without_max_tokens_do_not_take_many_times_the_limit() {
     for (limit, output) in [(6_000, 4_000), (6_000, 8_000), (60_000, 4_000), (60_000, 20_000), (600_000, 30_000)] {
         for stream in [false, true] {
-            // What is charged of a key with history bounds a burst of answers of ordinary length.
+            // The charge to a key with history bounds a burst of answers of ordinary length.
             let histories = if output <= 4_000 { &[0, 1, 60][..] } else { &[0] };
             for history in histories.iter().copied() {
                 let (key, mut now) = (per_minute(limit), Instant::now());

@@ -63,7 +63,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
             _ => Outcome::UpstreamError(UpstreamFault::InStream),
         };
         let head = if busy.is_none() { self.head.take() } else { None };
-        // The end of an event may come behind the refusal: its beginning, which the meter holds, belongs before it.
+        // The end of an event may come behind the refusal: its beginning, which the meter holds,
+        // belongs before it.
         self.meter.finish(now).iter().for_each(|piece| self.preamble.extend_from_slice(piece));
         let read = Bytes::from(std::mem::take(&mut self.preamble));
         let held = head.map(|head| HeldResponse { head, read });

@@ -5,10 +5,9 @@
 //! Its bytes are measured as they arrive and copied into the backlog, which is written in pieces of
 //! at most `PIECE` bytes once the client takes the bytes before them.
 //!
-//! Bounds: `STREAM_MAX` for one stream and the shares of `response_memory.rs` for one client and
-//! for all. At a bound the engine is not read. That time is the client's: the stream has no ITL,
-//! TPOT and E2EL from then on, since the times at which its bytes arrive are no longer the
-//! engine's. One read of the engine may exceed a bound.
+//! Bounds: see `parts.rs`. At a bound the engine is not read. The client causes that delay: from
+//! then on the stream has no ITL, TPOT and E2EL, since the times at which its bytes arrive are no
+//! longer the engine's.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,8 +22,8 @@ use super::engine_side::{EngineEvent, EngineSide};
 use super::parts::Ending;
 
 impl<R: Recorder> Pump<'_, '_, R> {
-    /// Waits until the client has taken a delivery, and reads the engine meanwhile. An error: another
-    /// engine may serve the request; the client has taken the delivery.
+    /// Waits until the client has taken a delivery, and reads the engine meanwhile. An error means
+    /// that another engine may serve the request; the client has then taken the delivery.
     pub(super) async fn wait_for_client<X: Exchange>(
         &mut self,
         engine: &mut EngineSide<'_, '_, X>,
@@ -46,7 +45,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
                         break Err(ClientGone);
                     }
                 }
-            } else if self.backlog.has_room() {
+            } else if self.backlog.has_room(self.context.room) {
                 tokio::select! {
                     biased;
                     sent = delivery.as_mut() => break sent,
@@ -67,7 +66,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
                 }
             };
             match self.take(event, engine, Instant::now()) {
-                Ok(more) => self.backlog.push(&more, self.context.memory),
+                Ok(more) => self.backlog.push(&more),
                 Err(other) => {
                     // The backend does no more work for this request, however slow its client is.
                     self.lease.release();

@@ -1,4 +1,4 @@
-//! How a response ends, and what its record, its backend and its key learn from that.
+//! How a response ends, and the effects of the end on its record, its backend and its key.
 //!
 //! A response is settled once, when the engine has no more part in it: its outcome is noted, it is
 //! measured, and the lease and the count of its key are returned. Bytes may still be on their way
@@ -63,7 +63,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.is_settled = true;
         self.record_measurements();
         self.record.end_in_flight();
-        // A copy that gives its room back counts as cut, and holds no room that a request could use.
+        // A copy that gives its room back counts as cut, and holds no room that a request could
+        // use.
         if self.record.copy.is_none() {
             self.lease.release();
         }

@@ -1,6 +1,7 @@
-//! The engine's side of a response that is passed on: its exchange, and what ends a wait for it.
+//! The engine's side of a response that is passed on: its exchange, and the events that end a wait
+//! for it.
 //!
-//! It knows nothing of the client: the pump passes in what else may end a wait.
+//! It knows nothing of the client: the pump passes in any other event that may end a wait.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -46,8 +47,8 @@ impl<'t, 'c, X: Exchange> EngineSide<'t, 'c, X> {
         Self { exchange, chunk: BytesMut::from(read), clock, silence, aborted }
     }
 
-    /// Waits for bytes, the end of the response, what ends it early, or `client`, which resolves
-    /// when the client has left. Cancel safe.
+    /// Waits for bytes, the end of the response, an event that ends it early, or `client`, which
+    /// resolves when the client has left. Cancel safe.
     pub(super) async fn next(&mut self, client: impl Future<Output = ()>) -> EngineEvent {
         if !self.chunk.is_empty() {
             return EngineEvent::Bytes;

@@ -2,14 +2,19 @@
 //!
 //! They know nothing of the pump, so that its files can share them.
 //!
-//! Bounds: [`STREAM_MAX`] bytes wait for one client; those of all clients by `response_memory.rs`.
+//! Bounds: [`STREAM_MAX`] bytes of one response wait for its client. The waiting bytes of all
+//! responses are bounded by `server.max_response_memory`, which clients share by the rule in
+//! `shares`: one place for each block. A read of the engine that was begun with room may exceed a
+//! bound by its size.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
 use super::super::exchange::{ClientGone, Downstream, ExchangeError, ResponseHead};
-use super::super::response_memory::{HeldMemory, MemoryOwner};
+use super::super::incoming::IncomingRequest;
+use crate::shares::{Demand, Holding, Owner, Shares};
 use sluice_core::meter::Forward;
 
 /// How a response ends at the client.
@@ -17,7 +22,7 @@ use sluice_core::meter::Forward;
 pub(super) enum Ending {
     /// In order.
     Complete,
-    /// The connection is closed when the client has what came before the end.
+    /// The connection is closed when the client has the bytes that came before the end.
     Cut,
     /// The gateway stops, and the client has not read the rest.
     Stopped,
@@ -84,30 +89,55 @@ pub(super) async fn deliver<D: Downstream>(down: &mut D, delivery: Delivery) -> 
     if finish { down.finish().await } else { Ok(()) }
 }
 
+/// The memory in which a response of one request may wait.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::flow) struct WaitingRoom<'a> {
+    pub(in crate::flow) memory: &'a Arc<Shares>,
+    pub(in crate::flow) incoming: &'a IncomingRequest,
+}
+
+impl WaitingRoom<'_> {
+    /// A place for one block. `None`: the client has its share, or there is none.
+    fn place(self) -> Option<Holding> {
+        let owner = match &self.incoming.key {
+            Some(key) => Owner::Key(Arc::clone(key.name())),
+            None => Owner::Origin(self.incoming.origin),
+        };
+        self.memory.enter_kept(owner, Demand::of(BLOCK as u64))
+    }
+}
+
+/// Bytes that wait, with their place in memory; without one they are beyond a bound.
+struct Block {
+    bytes: BytesMut,
+    place: Option<Holding>,
+}
+
 /// Bytes that a client has not taken yet.
 #[derive(Default)]
 pub(super) struct Backlog {
-    blocks: VecDeque<BytesMut>,
+    blocks: VecDeque<Block>,
     bytes: usize,
-    memory: Option<HeldMemory>,
+    /// The place of the next block.
+    spare: Option<Holding>,
 }
 
 impl Backlog {
     /// The next piece; the last one finishes a complete response. `None`: there is nothing to send.
     pub(super) fn next(&mut self, ending: Option<Ending>) -> Option<Delivery> {
         let block = match self.blocks.front_mut() {
-            Some(block) => block.split_to(block.len().min(PIECE)).freeze(),
+            Some(Block { bytes, .. }) => bytes.split_to(bytes.len().min(PIECE)).freeze(),
             None if ending == Some(Ending::Complete) => {
                 return Some(Delivery { finish: true, ..Delivery::default() });
             }
             None => return None,
         };
         self.bytes -= block.len();
-        if self.blocks.front().is_some_and(BytesMut::is_empty) {
+        if self.blocks.front().is_some_and(|block| block.bytes.is_empty()) {
             self.blocks.pop_front();
         }
-        if let Some(memory) = &mut self.memory {
-            memory.set(self.bytes);
+        if self.blocks.is_empty() {
+            self.spare = None;
         }
         let finish = self.blocks.is_empty() && ending == Some(Ending::Complete);
         Some(Delivery { forward: std::iter::once(block).collect(), finish, ..Delivery::default() })
@@ -118,31 +148,34 @@ impl Backlog {
         self.blocks.is_empty()
     }
 
-    /// Whether more may be read for a client.
-    pub(super) fn has_room(&self) -> bool {
-        self.bytes < STREAM_MAX && self.memory.as_ref().is_none_or(HeldMemory::has_room)
+    /// Whether more may be read for a client. Takes the place of the next block.
+    pub(super) fn has_room(&mut self, room: WaitingRoom<'_>) -> bool {
+        let places = self.blocks.iter_mut().map(|block| &mut block.place).chain([&mut self.spare]);
+        let is_placed = |place: &mut Option<Holding>| {
+            if place.is_none() {
+                *place = room.place();
+            }
+            place.is_some()
+        };
+        self.bytes < STREAM_MAX && places.into_iter().all(is_placed)
     }
 
-    pub(super) fn push(&mut self, delivery: &Delivery, owner: MemoryOwner<'_>) {
-        if delivery.preamble.is_empty() && delivery.forward.is_empty() {
-            return;
-        }
+    pub(super) fn push(&mut self, delivery: &Delivery) {
         self.append(&delivery.preamble);
         delivery.forward.iter().for_each(|piece| self.append(piece));
-        self.memory.get_or_insert_with(|| owner.hold()).set(self.bytes);
     }
 
     fn append(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len();
         while !bytes.is_empty() {
-            let room = self.blocks.back().map_or(0, |block| BLOCK - block.len());
+            let room = self.blocks.back().map_or(0, |block| BLOCK - block.bytes.len());
             if room == 0 {
-                self.blocks.push_back(BytesMut::new());
+                self.blocks.push_back(Block { bytes: BytesMut::new(), place: self.spare.take() });
                 continue;
             }
             let (piece, rest) = bytes.split_at(room.min(bytes.len()));
             if let Some(block) = self.blocks.back_mut() {
-                block.extend_from_slice(piece);
+                block.bytes.extend_from_slice(piece);
             }
             bytes = rest;
         }

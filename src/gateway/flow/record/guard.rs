@@ -73,7 +73,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         Self { recorder, record, arrived, in_flight: None, trial: None, is_lost: false }
     }
 
-    /// Notes the home pool, whose objectives are those of the request.
+    /// Notes the home pool. The request has the objectives of this pool.
     pub(in crate::flow) fn set_home(&mut self, home: &PoolRoute) {
         self.record.home = Some(Arc::clone(&home.name));
         self.record.has_objectives = !home.objectives.is_empty();
@@ -91,8 +91,8 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Notes in the trace that the request is delivered to its backend from now on. If the trace is sampled, the engine gets
-    /// the span of this attempt.
+    /// Notes in the trace that the request is delivered to its backend from now on. If the trace is
+    /// sampled, the engine gets the span of this attempt.
     pub(in crate::flow) fn begin_attempt(&mut self, number: u32, headers: &mut HeaderMap) {
         let Record { trace: Some(trace), pool: Some(pool), backend: Some(backend), .. } = &mut self.record else {
             return;
@@ -116,20 +116,22 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// What counts against those limits.
+    /// The request as it counts against the limits of its key.
     pub(in crate::flow) fn in_flight(&mut self) -> Option<&mut InFlight> {
         self.in_flight.as_mut()
     }
 
-    /// Notes that a stream has had so many output tokens: more than expected are charged while it runs.
+    /// Notes that a stream has had this many output tokens: tokens beyond the charge are charged
+    /// while it runs.
     pub(in crate::flow) fn note_tokens(&mut self, output: u64) {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.observe(output);
         }
     }
 
-    /// Stops it, before the last bytes of the response are sent: a client may send its next request as soon as it has them.
-    /// The limits on tokens are settled too, if the measurements are in the record.
+    /// Ends the count of the request at its key, before the last bytes of the response are sent: a
+    /// client may send its next request as soon as it has them. The limits on tokens are settled
+    /// too, if the measurements are in the record.
     pub(in crate::flow) fn end_in_flight(&mut self) {
         if self.record.stats.is_some() {
             self.settle_in_flight();
@@ -138,7 +140,8 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Stops it, and settles the limits on tokens with what the record says.
+    /// Ends the count of the request at its key, and settles the limits on tokens with the usage in
+    /// the record.
     pub(in crate::flow) fn settle_in_flight(&mut self) {
         if let Some(mut in_flight) = self.in_flight.take() {
             in_flight.release();

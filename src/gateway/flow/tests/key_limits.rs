@@ -1,4 +1,4 @@
-//! What requests are charged with of their key's limits on tokens, however they end.
+//! The charges of requests to their key's limits on tokens, however they end.
 
 use super::*;
 use crate::flow::keys::KeyUsage;

@@ -1,4 +1,5 @@
-//! Refusals of one engine: what they say of the engine, how far a request moves on, and what the client gets in the end.
+//! Refusals of one engine: the conclusions about the engine, how far a request moves on, and the
+//! answer that the client gets in the end.
 
 use super::*;
 use crate::flow::response_owners::ResponseOwner;
@@ -28,7 +29,7 @@ impl TestFlow {
         (client, record)
     }
 
-    /// Sets what an engine says that it serves.
+    /// Sets the models and the context limit that an engine says it has.
     fn serves(&self, engine: usize, served: Served, max_model_len: Option<u64>) {
         let id = self.flow.routing_table().pools[0].backends[engine];
         self.flow.admission().set_served(id, served, max_model_len, Instant::now());

@@ -1,5 +1,5 @@
-//! Which owners are there: who counts towards the shares of a pool, who is forgotten, and what an
-//! owner may send to an engine.
+//! Which owners are present: which ones count towards the shares of a pool, which ones are
+//! forgotten, and which prompts an owner may send to an engine.
 //!
 //! An owner is present from its first request until each engine of the pool has done
 //! [`PRESENT_FOR`] seconds of work after its last one. The clock is work, so it needs no timer, and
@@ -11,8 +11,8 @@ use crate::pool::fair_owner::EVERYONE;
 use crate::pool::queue::OwnerIndex;
 use crate::pool::share_of_prefill::Allowance;
 
-/// An owner counts as present until each engine of the pool has done so many seconds of work since
-/// its last request.
+/// An owner counts as present until each engine of the pool has done this many seconds of work
+/// since its last request.
 const PRESENT_FOR: f64 = 2.0;
 
 impl Owners {
@@ -43,7 +43,7 @@ impl Owners {
         }
     }
 
-    /// Lets owners leave that have had no request for a while, in a pool of so many engines.
+    /// Lets owners leave that have had no request for a while, in a pool of this many engines.
     pub(in crate::pool) fn expire(&mut self, engines: usize) {
         let due = self.clock - PRESENT_FOR * engines.max(1) as f64;
         let alone = self.running == 0 && self.waiting == 0;
@@ -99,7 +99,7 @@ impl Owners {
         self.free.push(owner);
     }
 
-    /// A prompt goes to an engine, and has so many tokens to compute.
+    /// A prompt goes to an engine, and has this many tokens to compute.
     pub(in crate::pool) fn begin_prefill(&mut self, owner: OwnerIndex, backend: BackendId, computed: u64) {
         self.at_mut(owner).prefill.begin(backend, computed);
     }
@@ -111,7 +111,7 @@ impl Owners {
         self.loosened |= !self.at(owner).queue.is_empty();
     }
 
-    /// What an owner may send to one of `engines` now.
+    /// The prompts that an owner may send to `backend`, one of `engines`, now.
     pub(in crate::pool) fn allowance(&self, owner: OwnerIndex, backend: BackendId, engines: usize) -> Allowance {
         let found = self.at(owner);
         let others = self.present - usize::from(found.present);

@@ -1,11 +1,11 @@
-//! What is seen of the owners of a pool: for views, for other gateways, and for tests.
+//! Facts about the owners of a pool: for views, for other gateways, and for tests.
 //!
-//! Views are bounded: those with most work, and those that wait, come first.
+//! Views are bounded: the owners with most work, and the owners that wait, come first.
 
 use super::{Level, OwnerView, Owners};
 
 impl Owners {
-    /// Up to `most` owners with the most work, those with waiters first.
+    /// Up to `most` owners with the most work, owners with waiters first.
     pub(in crate::pool) fn view(&self, most: usize) -> Vec<OwnerView> {
         let shown =
             (1..).zip(self.all.iter().skip(1)).filter(|(_, owner)| owner.in_use).map(|(index, owner)| OwnerView {

@@ -1,4 +1,4 @@
-//! Owners of requests share a pool by what they have attained. All on virtual time.
+//! Owners of requests share a pool by the engine time that they have had. All on virtual time.
 
 use std::collections::BinaryHeap;
 
@@ -55,15 +55,15 @@ fn granted(tickets: &mut Vec<Ticket>) -> Vec<Lease> {
     leases
 }
 
-/// Ends a request that has taken what was estimated.
+/// Ends a request that has taken the estimated tokens.
 fn end(mut lease: Lease) {
     lease.first_token();
     lease.release();
     lease.settle(None, None, 10);
 }
 
-/// What a request of this many prompt tokens and ten output tokens may cost, seconds: decoding
-/// alone on an engine.
+/// The most seconds that a request of this many prompt tokens and ten output tokens may cost:
+/// decoding alone on an engine.
 fn most(prompt: u64) -> f64 {
     prompt as f64 * 31e-6 + 10.0 * 5.1e-3
 }
@@ -71,8 +71,8 @@ fn most(prompt: u64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// The bound that `owners.rs` states: while two owners wait, what they have attained differs by
-    /// one request of either.
+    /// The bound that `owners.rs` states: while two owners wait, the engine time that they have had
+    /// differs by at most one request of either.
     #[test]
     fn what_two_waiting_owners_have_attained_differs_by_one_request_at_most(
         prompts in proptest::collection::vec((1..900u64, 1..900u64), 60..61),

@@ -1,4 +1,5 @@
-//! Failures count by distinct origins, and a part of a pool stays in rotation whatever requests cause.
+//! Failures count by distinct origins, and a part of a pool stays in rotation whatever failures
+//! requests cause.
 
 use super::*;
 use crate::origin::Origin;

@@ -173,7 +173,7 @@ fn engines_that_serve_the_same_cost_nothing_and_differences_end_with_the_reading
     assert_eq!(wants("y"), Wants::default());
 }
 
-/// What a request wants that entered now.
+/// The wants of a request that entered now.
 fn wants_of(fixture: &Fixture, asks: Asks) -> Wants {
     let request = AdmissionRequest { asks, ..fixture.request(0, 10) };
     fixture.admission.shared.lock().wants_of(&request)
@@ -229,7 +229,8 @@ fn a_route_that_was_refused_is_tried_again_after_some_seconds() {
     assert_ne!(wants_of(&fixture, asks()), Wants::default());
     fixture.admission.record_probe(refusing, true, later);
     assert_eq!(wants_of(&fixture, asks()), Wants::default());
-    // A page of routes that is read later than the refusal ends it at once, and one that is older does not.
+    // A page of routes that is read later than the refusal ends the refusal at once; a page that is
+    // older does not.
     let lease = fixture.lease("x");
     lease.refused_by_engine(Lack::Route(Route::Embeddings), later);
     fixture.admission.set_routes(lease.backend(), Some(RouteSet::ALL), fixture.now);

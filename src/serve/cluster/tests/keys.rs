@@ -136,7 +136,7 @@ async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
     let clients = all(&gateways, &limit);
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     let mut used = [0, 0];
-    // One gateway after the other has all the requests.
+    // The gateways take turns in receiving all requests.
     for busy in [0, 1] {
         pass(&mut gateways, 300, |_| {
             let now = Instant::now();
@@ -150,7 +150,7 @@ async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
         .await;
     }
     let sum = used[0] + used[1];
-    // While demand moves, each may have a little more.
+    // While demand moves, each gateway may have a little more.
     let about_a_day = A_DAY * 9 / 10..=A_DAY * 102 / 100;
     assert!(about_a_day.contains(&sum) && used[0] > A_DAY / 2, "{used:?}");
 }

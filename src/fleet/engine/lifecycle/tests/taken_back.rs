@@ -60,7 +60,7 @@ fn a_configuration_that_fails_after_a_restart_is_no_rollback_of_the_change_befor
     assert_eq!(next.ended, Some(EndedChange { id: 4, outcome: Outcome::Done }));
     let taken_back = next.taken_back.clone().unwrap();
     assert_eq!((taken_back.id, taken_back.asked), (0, 6), "the new flags are named, and no change");
-    // A change after that is rolled back as ever.
+    // A later change is rolled back as usual.
     up(&mut next);
     next.on(Event::Done, &RULES, 0);
     next.change(request(7, 8, false)).unwrap();

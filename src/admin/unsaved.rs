@@ -1,0 +1,19 @@
+//! An order that is in force and could not be saved.
+//!
+//! It is no success, since the next start of the gateway does not know of it, and no refusal. The
+//! answer says both, with status 500.
+
+use std::path::PathBuf;
+
+/// The order is carried out, and would be lost at the next restart.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the order is carried out, but cannot be saved in {} (fleet.state): {reason}; the next start of the gateway does not \
+     know of it; make room or mount the folder, then repeat the order", folder.display()
+)]
+pub struct UnsavedOrder {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The cause.
+    pub reason: String,
+}
