@@ -7,6 +7,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use sluice::config::{Config, Surroundings};
 use sluice::serve::{self, Running, Source};
+use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::client::{Response, TIMEOUT, TestClient, get};
@@ -17,6 +18,8 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A gateway with one or more pools.
 pub(crate) struct TestGateway {
     running: Running,
+    /// What the relative paths of a configuration without a file start from.
+    _folder: Option<TempDir>,
 }
 
 /// A configuration of one pool, `only`, for model `m`, over these backends: `b0`, `b1`, ...
@@ -45,16 +48,17 @@ impl TestGateway {
     /// A gateway of any configuration.
     pub(crate) async fn from_text(text: &str, sets: &[&str]) -> Self {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        let around = Surroundings::of_process(Path::new("."));
+        let folder = tempfile::tempdir().unwrap();
+        let around = Surroundings::of_process(folder.path());
         let loaded = Config::parse(text, "test", &sets, &around).unwrap_or_else(|problems| panic!("{problems}"));
-        Self { running: serve::start(loaded.config, Source::Fixed).await.unwrap() }
+        Self { running: serve::start(loaded.config, Source::Fixed).await.unwrap(), _folder: Some(folder) }
     }
 
     /// A gateway of a configuration file, for reloads.
     pub(crate) async fn from_file(path: &Path) -> Self {
         let loaded = Config::load(path, &[]).unwrap_or_else(|problems| panic!("{problems}"));
         let source = Source::File { path: path.to_owned(), sets: Vec::new() };
-        Self { running: serve::start(loaded.config, source).await.unwrap() }
+        Self { running: serve::start(loaded.config, source).await.unwrap(), _folder: None }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -168,15 +168,16 @@ impl Suspects {
         Trial { suspects: Arc::clone(self), body, serial }
     }
 
-    /// A connection to the engine of `backend` broke while a request was on it. Returns whether its
-    /// engine died, as far as can be said after a short wait. `others`: requests in flight next to
-    /// this one.
-    pub(super) async fn is_death(&self, backend: BackendId, others: u32) -> bool {
-        let now = Instant::now();
-        if self.note_break(backend, now) > 1 || others <= FEW {
-            return true;
-        }
-        sleep_until(now + CORROBORATED_IN).await;
+    /// Notes that a connection to the engine of `backend` broke while a request was on it. Returns
+    /// whether the engine certainly died; otherwise [`Self::others_broke`] has the answer a moment
+    /// later. `others`: requests in flight on the engine apart from this one.
+    pub(super) fn breaks(&self, backend: BackendId, others: u32) -> bool {
+        self.note_break(backend, Instant::now()) > 1 || others <= FEW
+    }
+
+    /// Whether another connection to the engine of `backend` breaks within [`CORROBORATED_IN`].
+    pub(super) async fn others_broke(&self, backend: BackendId) -> bool {
+        sleep_until(Instant::now() + CORROBORATED_IN).await;
         self.breaks_of(backend, Instant::now()) > 1
     }
 

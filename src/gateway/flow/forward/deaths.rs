@@ -2,6 +2,7 @@
 //!
 //! Before a delivery it asks whether the body is a suspect; after a broken one it reports a death.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -68,7 +69,19 @@ impl<U: Upstream> Attempts<'_, U> {
             Outcome::UpstreamError(UpstreamFault::Hung) => !self.backends.abort.is_cancelled(),
             // A connection that closed without a byte, and then none could be established.
             Outcome::UpstreamError(UpstreamFault::Broken | UpstreamFault::Connect) if record.is_lost => {
-                suspects.is_death(lease.backend(), lease.others_in_flight()).await
+                let backend = lease.backend();
+                let is_certain = suspects.breaks(backend, lease.others_in_flight());
+                if !is_certain && matches!(result, AttemptResult::Finished) {
+                    // The client has the end of its response, and does not wait for the verdict.
+                    let (suspects, body, trial) = (Arc::clone(suspects), self.body, record.trial.take());
+                    tokio::spawn(async move {
+                        if suspects.others_broke(backend).await {
+                            suspects.died(body, trial.as_ref(), backend, Instant::now());
+                        }
+                    });
+                    return;
+                }
+                is_certain || suspects.others_broke(backend).await
             }
             _ => false,
         };

@@ -66,7 +66,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
                 }
             };
             match self.take(event, engine, Instant::now()) {
-                Ok(more) => self.backlog.push(&more),
+                Ok(more) => self.backlog.push(&more, self.context.room),
                 Err(other) => {
                     // The backend does no more work for this request, however slow its client is.
                     self.lease.release();

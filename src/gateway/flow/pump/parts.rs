@@ -160,17 +160,20 @@ impl Backlog {
         self.bytes < STREAM_MAX && places.into_iter().all(is_placed)
     }
 
-    pub(super) fn push(&mut self, delivery: &Delivery) {
-        self.append(&delivery.preamble);
-        delivery.forward.iter().for_each(|piece| self.append(piece));
+    /// Adds bytes that were read. Those beyond the client's share wait without a place, and no more
+    /// are read until they have one.
+    pub(super) fn push(&mut self, delivery: &Delivery, room: WaitingRoom<'_>) {
+        self.append(&delivery.preamble, room);
+        delivery.forward.iter().for_each(|piece| self.append(piece, room));
     }
 
-    fn append(&mut self, mut bytes: &[u8]) {
+    fn append(&mut self, mut bytes: &[u8], waiting: WaitingRoom<'_>) {
         self.bytes += bytes.len();
         while !bytes.is_empty() {
             let room = self.blocks.back().map_or(0, |block| BLOCK - block.bytes.len());
             if room == 0 {
-                self.blocks.push_back(Block { bytes: BytesMut::new(), place: self.spare.take() });
+                let place = self.spare.take().or_else(|| waiting.place());
+                self.blocks.push_back(Block { bytes: BytesMut::new(), place });
                 continue;
             }
             let (piece, rest) = bytes.split_at(room.min(bytes.len()));
